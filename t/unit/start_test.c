@@ -552,14 +552,12 @@ unit_case("open to others: no more, and that is said")
     ngx_test_config = 1;
 
     check_equal(begin(&s), NGX_OK);
-    check(unit_logged("is open to others, with the mode 0644"));
     check_equal(mode_of(path), 0644);
 
     ngx_test_config = 0;
 
     (void) begin_and_end();
-    check(unit_logged("was open to others, with the mode 0644; "
-                      "it has 0600 now"));
+    check(unit_logged("was open to others; it has the mode 0600 now"));
 
     check_equal(mode_of(path), 0600);
     check_equal(mode_of(beside("-owners")), 0600);
@@ -602,15 +600,15 @@ unit_case("where it can't be, or not by this user")
     snprintf(other, sizeof(other), "%s/other", dir);
 
     snprintf(path, sizeof(path), "%s/none/store", dir);
-    refused_by_both("none/store\" can't be there: make its directory");
+    refused_by_both("must be able to write to its directory (2: ");
 
     put(other, "", 0);
     snprintf(path, sizeof(path), "%s/other/store", dir);
-    refused_by_both("other is no directory");
+    refused_by_both("must be able to write to its directory (13: ");
     check_equal(unlink(other), 0);
 
     snprintf(path, sizeof(path), "%s/", dir);
-    refused_by_both("\" is no path of a file");
+    refused_by_both("/ is no regular file");
 
     strcpy(path, was);
 
@@ -620,7 +618,7 @@ unit_case("where it can't be, or not by this user")
         check_equal(chmod(dir, 0755), 0);
         refused_by_both("\" can't be used: the user that the workers run as, "
                         "which is 65534, must be able to write to its "
-                        "directory: chown 65534 /tmp/");
+                        "directory (13: ");
         check_equal(chmod(dir, 0700), 0);
         refused_by_both("must be able to write to its directory");
 
@@ -628,8 +626,7 @@ unit_case("where it can't be, or not by this user")
         check_equal(mkdir(other, 0700), 0);
         check_equal(chown(other, 1, -1), 0);
         snprintf(path, sizeof(path), "%s/other/store", dir);
-        refused_by_both("\" can't be reached by the user that the workers run "
-                        "as, which is 65534");
+        refused_by_both("which is 65534, must be able to write to its");
         check_equal(rmdir(other), 0);
         strcpy(path, was);
 
@@ -637,7 +634,7 @@ unit_case("where it can't be, or not by this user")
     }
 
     check_equal(mkdir(path, 0700), 0);
-    refused_by_both("store\" is a directory; name a file in it");
+    refused_by_both("store is no regular file");
     check_equal(rmdir(path), 0);
 
     check_equal(mkfifo(path, 0600), 0);
@@ -649,21 +646,20 @@ unit_case("where it can't be, or not by this user")
 
     check_equal(rename(path, other), 0);
     check_equal(symlink(other, path), 0);
-    refused_by_both("\" is a symbolic link; name the file itself");
+    refused_by_both("store is no regular file");
     check_equal(unlink(path), 0);
 
     check_equal(link(other, path), 0);
-    refused_by_both("has 2 names, and may have one");
+    refused_by_both("has 2 names");
     check_equal(unlink(other), 0);
 
     check_equal(chmod(path, 0400), 0);
-    refused_by_both("has the mode 0400; chmod 0600 /tmp/");
+    refused_by_both("has the mode 0400");
     check_equal(chmod(path, 0600), 0);
 
     if (geteuid() == 0) {
         check_equal(chown(path, 0, -1), 0);
-        refused_by_both("belongs to user 0, and the workers run as 65534; "
-                        "chown 65534 /tmp/");
+        refused_by_both("belongs to user 0, and the workers run as 65534");
         check_equal(chown(path, user, -1), 0);
     }
 
@@ -728,7 +724,7 @@ unit_case("what stands beside it")
         suffix = suffixes[i];
 
         check_equal(symlink("/dev/null", beside(suffix)), 0);
-        refused_by_both(" is no regular file; remove that");
+        refused_by_both(" is no regular file");
         check_equal(unlink(beside(suffix)), 0);
 
         if (geteuid() == 0) {
@@ -967,7 +963,6 @@ unit_case("its time, over boots and clocks")
     boot = "33333333-3333-3333-3333-333333333333";
     forward = 0;
     check_equal(begin(&s), NGX_OK);
-    check(unit_logged("s behind the time of the state file \"/tmp/"));
     check(s.base > base - 60000);
     ngx_idempotency_start_leave(&s);
 }
@@ -986,7 +981,6 @@ unit_case("what the child has open does not get through")
 
     room = -1;
     check_equal(begin(&s), NGX_OK);
-    check(!s.others);
     ngx_idempotency_start_leave(&s);
 }
 

@@ -1569,7 +1569,7 @@ file_started(file_t *file)
         if (ngx_strcmp(start->why, file->start.why) != 0) {
             ngx_memcpy(file->start.why, start->why, sizeof(start->why));
 
-            ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, start->err,
+            ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
                           "idempotency: the %V %s; zone \"%V\" is without it "
                           "until it can be used", &file->tier.name, start->why,
                           &shm->store->name);

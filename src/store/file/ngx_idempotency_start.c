@@ -34,10 +34,6 @@
 #define START_BUSY     3000
 #define START_CHECK    300
 
-/* how far the file's time may be ahead of the clock without a warning */
-
-#define START_AHEAD    60000
-
 /* the size of a boot's name with its end */
 
 #define START_BOOT     37
@@ -69,12 +65,6 @@
 #define INDEX_FILED    96
 
 
-typedef struct {
-    long         type;
-    const char  *name;
-} start_network_t;
-
-
 /* interrupts a check that takes too long */
 
 typedef struct {
@@ -100,7 +90,6 @@ typedef struct {
 
 
 static ngx_int_t start_add(ngx_idempotency_start_t *start, ngx_pool_t *pool);
-static void start_cleanup(void *data);
 static void start_close(int *fd);
 static ngx_int_t start_refused(ngx_idempotency_start_t *start, ngx_log_t *log);
 
@@ -108,20 +97,18 @@ static ngx_int_t start_child(ngx_idempotency_start_t *start, ngx_log_t *log);
 static void start_hear(ngx_idempotency_start_t *start, int from, ngx_pid_t pid);
 static ssize_t start_pass(int fd, ngx_idempotency_start_t *start,
     ngx_uint_t send);
-static void start_run(ngx_idempotency_start_t *start, int to);
 static ngx_int_t start_become(ngx_idempotency_start_t *start);
 
 static ngx_int_t start_check(ngx_idempotency_start_t *start);
 static ngx_int_t start_directory(ngx_idempotency_start_t *start);
-static ngx_int_t start_itself(ngx_idempotency_start_t *start);
-static ngx_int_t start_beside(ngx_idempotency_start_t *start);
+static ngx_int_t start_files(ngx_idempotency_start_t *start);
 static ngx_int_t start_rights(ngx_idempotency_start_t *start, const char *name,
     struct stat *st);
 static ngx_int_t start_log_is_there(ngx_idempotency_start_t *start);
 static ngx_int_t start_header(ngx_idempotency_start_t *start);
 static ssize_t start_read(const char *name, void *buf, size_t len);
 static ngx_uint_t start_number(u_char *p);
-static ngx_int_t start_parent(const char *path, char *dir);
+static void start_parent(const char *path, char *dir);
 static ngx_int_t start_refuse(ngx_idempotency_start_t *start, ngx_err_t err,
     const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
@@ -139,7 +126,6 @@ static ngx_int_t start_test(ngx_idempotency_start_t *start);
 static int start_tables_made(sqlite3 *sqlite, ngx_idempotency_start_t *start);
 static int start_tables(sqlite3 *sqlite, ngx_idempotency_start_t *start);
 static int start_bound(sqlite3 *sqlite, ngx_idempotency_start_t *start);
-static int start_log_mode(sqlite3 *sqlite, ngx_idempotency_start_t *start);
 static int start_whole(sqlite3 *sqlite, ngx_idempotency_start_t *start);
 static void *start_alarm(void *data);
 static int start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start);
@@ -150,31 +136,24 @@ static int start_error(ngx_idempotency_start_t *start, sqlite3 *sqlite, int rc);
 
 
 /* File systems whose server several machines may use, while locks and shared
-   memory are each machine's own. */
+   memory are each machine's own: NFS, SMB (three), Ceph, AFS (two), OCFS2,
+   GFS2, Lustre */
 
-static start_network_t  start_networks[] = {
-    { 0x6969, "NFS" },
-    { 0x517b, "SMB" },
-    { (long) 0xff534d42, "CIFS" },
-    { (long) 0xfe534d42, "SMB" },
-    { 0x00c36400, "Ceph" },
-    { 0x5346414f, "AFS" },
-    { 0x6b414653, "AFS" },
-    { 0x7461636f, "OCFS2" },
-    { 0x01161970, "GFS2" },
-    { 0x0bd00bd0, "Lustre" },
-    { 0, NULL }
+static const uint32_t  start_networks[] = {
+    0x6969, 0x517b, 0xff534d42, 0xfe534d42, 0x00c36400, 0x5346414f, 0x6b414653,
+    0x7461636f, 0x01161970, 0x0bd00bd0
 };
 
 
-/* the files that may be beside the file; the first ones are SQLite's, of which
-   the first two are logs */
+/* the file, and what may be beside it: two logs and another file of SQLite's,
+   and the locks */
 
 #define START_LOGS    2
 #define START_SQLITE  3
+#define START_FILES   5
 
 static const char  *start_suffixes[] = {
-    "-wal", "-journal", "-shm", "-owners", NULL
+    "", "-wal", "-journal", "-shm", "-owners"
 };
 
 
@@ -293,8 +272,10 @@ ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
 /* a process that may have the file open keeps that descriptor to its end */
 
 void
-ngx_idempotency_start_leave(ngx_idempotency_start_t *start)
+ngx_idempotency_start_leave(void *data)
 {
+    ngx_idempotency_start_t *start = data;
+
     start_close(&start->owners);
 
     if (ngx_process == NGX_PROCESS_MASTER || ngx_process == NGX_PROCESS_HELPER)
@@ -314,17 +295,10 @@ start_add(ngx_idempotency_start_t *start, ngx_pool_t *pool)
         return NGX_ERROR;
     }
 
-    cln->handler = start_cleanup;
+    cln->handler = ngx_idempotency_start_leave;
     cln->data = start;
 
     return NGX_OK;
-}
-
-
-static void
-start_cleanup(void *data)
-{
-    ngx_idempotency_start_leave(data);
 }
 
 
@@ -341,45 +315,34 @@ start_close(int *fd)
 static ngx_int_t
 start_refused(ngx_idempotency_start_t *start, ngx_log_t *log)
 {
-    u_char      *p, text[NGX_IDEMPOTENCY_START_WHY];
-    ngx_err_t    err;
+    u_char      *p, *end, text[NGX_IDEMPOTENCY_START_WHY];
     ngx_uint_t   level;
 
     level = start->must ? NGX_LOG_EMERG : NGX_LOG_ALERT;
 
     p = text;
-    err = start->err;
+    end = text + sizeof(text);
 
     if (start->other) {
         start->late = 0;
 
-        p = ngx_slprintf(p, text + sizeof(text),
-                         "; to agree to it as it is, PUT {\"store\":"
+        p = ngx_slprintf(p, end, "; to agree to it as it is, PUT {\"store\":"
                          "\"accept\"} to /zones/%V of idempotency_api, or "
                          "remove %V-witness while no nginx runs",
                          &start->zone, &start->path);
-    }
 
-    /* in the form of nginx's own errors of a configuration */
-
-    if (start->must) {
-
-        if (err) {
-            p = ngx_slprintf(p, text + sizeof(text), " (%d: %s)", err,
-                             strerror(err));
-            err = 0;
-        }
-
-        p = ngx_slprintf(p, text + sizeof(text), "%V", &start->at);
-
-    } else if (!start->other) {
-        p = ngx_slprintf(p, text + sizeof(text),
-                         "; zone \"%V\" is without it until %s", &start->zone,
+    } else if (!start->must) {
+        p = ngx_slprintf(p, end, "; zone \"%V\" is without it until %s",
+                         &start->zone,
                          start->late ? "it can be used" : "a reload");
     }
 
-    ngx_log_error(level, log, err, "the state file \"%V\" %s%*s",
-                  &start->path, start->why, (size_t) (p - text), text);
+    if (start->must) {
+        p = ngx_slprintf(p, end, "%V", &start->at);
+    }
+
+    ngx_log_error(level, log, 0, "the state file \"%V\" %s%*s", &start->path,
+                  start->why, (size_t) (p - text), text);
 
     if (!start->must) {
         return NGX_DECLINED;
@@ -395,24 +358,14 @@ start_refused(ngx_idempotency_start_t *start, ngx_log_t *log)
 void
 ngx_idempotency_start_log(ngx_idempotency_start_t *start, ngx_log_t *log)
 {
-    char        mode[8];
-    int64_t     ahead;
-    ngx_str_t  *end;
-
-    static ngx_str_t  closed = ngx_string("; it has 0600 now");
-
-    if (start->open) {
-        (void) snprintf(mode, sizeof(mode), "%04o", (unsigned) start->open);
-        end = ngx_test_config ? &start->at : &closed;
-
-        ngx_log_error(NGX_LOG_WARN, log, 0,
-                      "the state file \"%V\" %s open to others, with the mode "
-                      "%s%V", &start->path, ngx_test_config ? "is" : "was",
-                      mode, end);
-    }
-
     if (ngx_test_config) {
         return;
+    }
+
+    if (start->open) {
+        ngx_log_error(NGX_LOG_WARN, log, 0,
+                      "the state file \"%V\" was open to others; it has the "
+                      "mode 0600 now", &start->path);
     }
 
     if (start->witness) {
@@ -422,27 +375,17 @@ ngx_idempotency_start_log(ngx_idempotency_start_t *start, ngx_log_t *log)
                       &start->path);
     }
 
-    if (start->made) {
-
-        /* a disk that is not mounted would look like this */
-
-        ngx_log_error(NGX_LOG_WARN, log, 0,
-                      "the state file \"%V\" was made, as there was none: "
-                      "no token is known", &start->path);
+    if (!start->made) {
+        ngx_log_error(NGX_LOG_NOTICE, log, 0,
+                      "the state file \"%V\" was found", &start->path);
         return;
     }
 
-    ngx_log_error(NGX_LOG_NOTICE, log, 0,
-                  "the state file \"%V\" was found%s", &start->path,
-                  start->others ? ", another nginx uses it" : "");
+    /* a disk that is not mounted would look like this */
 
-    ahead = start->base + start->boottime - start->wall;
-
-    if (ahead > START_AHEAD) {
-        ngx_log_error(NGX_LOG_WARN, log, 0,
-                      "the clock is %L s behind the time of the state file "
-                      "\"%V\", which counts", ahead / 1000, &start->path);
-    }
+    ngx_log_error(NGX_LOG_WARN, log, 0,
+                  "the state file \"%V\" was made, as there was none: no "
+                  "token is known", &start->path);
 }
 
 
@@ -472,7 +415,18 @@ start_child(ngx_idempotency_start_t *start, ngx_log_t *log)
 
     if (pid == 0) {
         (void) close(ends[0]);
-        start_run(start, ends[1]);
+
+        start->rc = start_become(start);
+
+        if (start->rc == NGX_OK) {
+            start->rc = start_check(start);
+        }
+
+        if (start->rc == NGX_OK) {
+            start->rc = ngx_test_config ? start_test(start) : start_open(start);
+        }
+
+        (void) start_pass(ends[1], start, 1);
         _exit(0);
     }
 
@@ -625,23 +579,6 @@ start_pass(int fd, ngx_idempotency_start_t *start, ngx_uint_t send)
 }
 
 
-static void
-start_run(ngx_idempotency_start_t *start, int to)
-{
-    start->rc = start_become(start);
-
-    if (start->rc == NGX_OK) {
-        start->rc = start_check(start);
-    }
-
-    if (start->rc == NGX_OK) {
-        start->rc = ngx_test_config ? start_test(start) : start_open(start);
-    }
-
-    (void) start_pass(to, start, 1);
-}
-
-
 /* as nginx does for its workers */
 
 static ngx_int_t
@@ -679,29 +616,16 @@ start_become(ngx_idempotency_start_t *start)
 static ngx_int_t
 start_check(ngx_idempotency_start_t *start)
 {
-    ngx_uint_t  i;
-
-    static ngx_int_t  (*checks[])(ngx_idempotency_start_t *start) = {
-        start_directory,
-        start_itself,
-        start_beside,
-        start_log_is_there,
-        start_header
-    };
-
     start->found = 0;
     start->left = 0;
     start->open = 0;
     start->made = 0;
     start->other = 0;
 
-    for (i = 0; i < sizeof(checks) / sizeof(checks[0]); i++) {
-        if (checks[i](start) != NGX_OK) {
-            return NGX_ERROR;
-        }
-    }
-
-    return NGX_OK;
+    return (start_directory(start) == NGX_OK
+            && start_files(start) == NGX_OK
+            && start_log_is_there(start) == NGX_OK)
+           ? start_header(start) : NGX_ERROR;
 }
 
 
@@ -710,13 +634,9 @@ start_check(ngx_idempotency_start_t *start)
 static ngx_int_t
 start_directory(ngx_idempotency_start_t *start)
 {
-    int               user;
-    char              dir[NGX_IDEMPOTENCY_FILE_PATH + 1];
-    struct stat       st;
-    struct statfs     fs;
-    start_network_t  *network;
-
-    user = geteuid();
+    char           dir[NGX_IDEMPOTENCY_FILE_PATH + 1];
+    ngx_uint_t     i;
+    struct statfs  fs;
 
     if (start->path.len > NGX_IDEMPOTENCY_FILE_PATH) {
         return start_refuse(start, 0,
@@ -724,41 +644,21 @@ start_directory(ngx_idempotency_start_t *start)
                             NGX_IDEMPOTENCY_FILE_PATH);
     }
 
-    if (start_parent((char *) start->path.data, dir) != NGX_OK) {
-        return start_refuse(start, 0, "is no path of a file");
-    }
+    start_parent((char *) start->path.data, dir);
 
-    if (stat(dir, &st) == -1) {
-        return (ngx_errno == NGX_ENOENT)
-               ? start_refuse(start, 0, "can't be there: make its directory, "
-                              "for the user that the workers run as: install "
-                              "-d -m 0700 -o USER %s", dir)
-               : start_refuse(start, ngx_errno, "can't be reached by the user "
-                              "that the workers run as, which is %d", user);
-    }
-
-    if (!S_ISDIR(st.st_mode)) {
-        return start_refuse(start, 0, "can't be there: %s is no directory",
-                            dir);
-    }
-
-    if (access(dir, W_OK|X_OK) == -1) {
+    if (access(dir, W_OK|X_OK) == -1 || statfs(dir, &fs) == -1) {
         return start_refuse(start, ngx_errno,
                             "can't be used: the user that the workers run as, "
                             "which is %d, must be able to write to its "
-                            "directory: chown %d %s", user, user, dir);
+                            "directory", (int) geteuid());
     }
 
-    if (statfs(dir, &fs) == -1) {
-        return start_refuse(start, ngx_errno, "can't be used: statfs() failed");
-    }
+    for (i = 0; i < sizeof(start_networks) / sizeof(uint32_t); i++) {
 
-    for (network = start_networks; network->name; network++) {
-
-        if ((uint32_t) fs.f_type == (uint32_t) network->type) {
+        if ((uint32_t) fs.f_type == start_networks[i]) {
             return start_refuse(start, 0,
-                                "is on a network file system (%s); name a path "
-                                "on a disk of this machine", network->name);
+                                "is on a network file system; name a path on a "
+                                "disk of this machine");
         }
     }
 
@@ -766,65 +666,43 @@ start_directory(ngx_idempotency_start_t *start)
 }
 
 
-static ngx_int_t
-start_itself(ngx_idempotency_start_t *start)
-{
-    const char   *path;
-    struct stat   st;
-
-    path = (char *) start->path.data;
-
-    if (lstat(path, &st) == -1) {
-        return (ngx_errno == NGX_ENOENT)
-               ? NGX_OK : start_refuse(start, ngx_errno, "can't be looked at");
-    }
-
-    start->found = 1;
-
-    if (S_ISDIR(st.st_mode)) {
-        return start_refuse(start, 0, "is a directory; name a file in it");
-    }
-
-    /* the names of its other files and locks derive from its own */
-
-    if (S_ISLNK(st.st_mode)) {
-        return start_refuse(start, 0,
-                            "is a symbolic link; name the file itself");
-    }
-
-    if (start_rights(start, path, &st) != NGX_OK) {
-        return NGX_ERROR;
-    }
-
-    return st.st_size ? NGX_OK
-                      : start_refuse(start, 0, "is empty, what it knew is "
-                                     "lost; " START_REMEDY);
-}
-
-
-/* a log may hold all recent commits, and would be taken for a new file's */
+/* A log may hold all recent commits, and would be taken for a new file's.  A
+   link is refused, as the names of logs and locks derive from the file's. */
 
 static ngx_int_t
-start_beside(ngx_idempotency_start_t *start)
+start_files(ngx_idempotency_start_t *start)
 {
     char         name[START_NAME];
     ngx_uint_t   i;
     struct stat  st;
 
-    for (i = 0; start_suffixes[i]; i++) {
+    for (i = 0; i < START_FILES; i++) {
 
         (void) snprintf(name, START_NAME, "%s%s", (char *) start->path.data,
                         start_suffixes[i]);
 
         if (lstat(name, &st) == -1) {
-            continue;
+
+            if (ngx_errno == NGX_ENOENT) {
+                continue;
+            }
+
+            return start_refuse(start, ngx_errno, "can't be looked at");
         }
 
         if (start_rights(start, name, &st) != NGX_OK) {
             return NGX_ERROR;
         }
 
-        if (i < START_LOGS) {
+        if (i == 0) {
+            start->found = 1;
+
+            if (st.st_size == 0) {
+                return start_refuse(start, 0, "is empty, what it knew is lost; "
+                                    START_REMEDY);
+            }
+
+        } else if (i <= START_LOGS) {
             start->left |= (st.st_size != 0);
         }
     }
@@ -842,34 +720,27 @@ start_rights(ngx_idempotency_start_t *start, const char *name,
     user = geteuid();
 
     if (!S_ISREG(st->st_mode)) {
-        return start_refuse(start, 0,
-                            "can't be used: %s is no regular file; remove that",
+        return start_refuse(start, 0, "can't be used: %s is no regular file",
                             name);
     }
 
     if (st->st_nlink > 1) {
-        return start_refuse(start, 0,
-                            "can't be used: %s has %d names, and may have one; "
-                            "copy it, and remove the others", name,
+        return start_refuse(start, 0, "can't be used: %s has %d names", name,
                             (int) st->st_nlink);
     }
 
     if ((int) st->st_uid != user) {
         return start_refuse(start, 0,
                             "can't be used: %s belongs to user %d, and the "
-                            "workers run as %d; chown %d %s", name,
-                            (int) st->st_uid, user, user, name);
+                            "workers run as %d", name, (int) st->st_uid, user);
     }
 
     if ((st->st_mode & 0600) != 0600) {
-        return start_refuse(start, 0,
-                            "can't be used: %s has the mode %04o; chmod 0600 "
-                            "%s", name, (int) (st->st_mode & 07777), name);
+        return start_refuse(start, 0, "can't be used: %s has the mode %04o",
+                            name, (int) (st->st_mode & 07777));
     }
 
-    if ((st->st_mode & 077) && start->open == 0) {
-        start->open = st->st_mode & 07777;
-    }
+    start->open |= (st->st_mode & 077) != 0;
 
     return NGX_OK;
 }
@@ -987,7 +858,7 @@ start_number(u_char *p)
 }
 
 
-static ngx_int_t
+static void
 start_parent(const char *path, char *dir)
 {
     char  *slash;
@@ -995,14 +866,7 @@ start_parent(const char *path, char *dir)
     strcpy(dir, path);
 
     slash = strrchr(dir, '/');
-
-    if (slash == NULL || slash[1] == '\0') {
-        return NGX_ERROR;
-    }
-
     slash[slash == dir] = '\0';
-
-    return NGX_OK;
 }
 
 
@@ -1012,12 +876,20 @@ static ngx_int_t
 start_refuse(ngx_idempotency_start_t *start, ngx_err_t err,
     const char *fmt, ...)
 {
+    int       n;
     char     *p;
     va_list   args;
 
     va_start(args, fmt);
-    (void) vsnprintf(start->why, sizeof(start->why), fmt, args);
+    n = vsnprintf(start->why, sizeof(start->why), fmt, args);
     va_end(args);
+
+    /* in nginx's own form */
+
+    if (err && n < (int) sizeof(start->why)) {
+        (void) snprintf(start->why + n, sizeof(start->why) - n, " (%d: %s)",
+                        err, strerror(err));
+    }
 
     for (p = start->why; *p; p++) {
         if (*p == LF) {
@@ -1025,7 +897,6 @@ start_refuse(ngx_idempotency_start_t *start, ngx_err_t err,
         }
     }
 
-    start->err = err;
     start->instance = 0;
 
     return NGX_ERROR;
@@ -1115,17 +986,13 @@ start_open(ngx_idempotency_start_t *start)
     rc = ngx_idempotency_owners_lock(start->owners,
                                      NGX_IDEMPOTENCY_OWNERS_START, START_WAIT);
 
-    switch (rc) {
-
-    case NGX_OK:
-        break;
-
-    case NGX_BUSY:
+    if (rc == NGX_BUSY) {
         return start_refuse(start, 0,
                             "is being started by another nginx, which does not "
                             "answer");
+    }
 
-    default:
+    if (rc != NGX_OK) {
         return start_refuse(start, ngx_errno,
                             "is on a file system without locks; name a path on "
                             "a disk of this machine");
@@ -1155,9 +1022,9 @@ start_instance(ngx_idempotency_start_t *start)
         return NGX_ERROR;
     }
 
-    for (i = 0; start->open && i <= 4; i++) {
+    for (i = 0; start->open && i < START_FILES; i++) {
         (void) snprintf(name, START_NAME, "%s%s", (char *) start->path.data,
-                        i ? start_suffixes[i - 1] : "");
+                        start_suffixes[i]);
         (void) chmod(name, 0600);
     }
 
@@ -1181,9 +1048,6 @@ start_instance(ngx_idempotency_start_t *start)
                             "was replaced while an nginx uses the one that was "
                             "there; end that first");
     }
-
-    start->others = ngx_idempotency_owners_others(start->owners,
-                                                  start->instance);
 
     if (ngx_idempotency_witness_write((char *) start->path.data, &start->mark,
                                       start->agreed || !start->marked)
@@ -1254,7 +1118,7 @@ start_make(ngx_idempotency_start_t *start)
         goto failed;
     }
 
-    (void) start_parent(path, dir);
+    start_parent(path, dir);
 
     fd = open(dir, O_RDONLY|O_DIRECTORY|O_CLOEXEC);
 
@@ -1283,7 +1147,7 @@ start_remove_logs(const char *name)
     char        other[START_NAME];
     ngx_uint_t  i;
 
-    for (i = 0; i < START_SQLITE; i++) {
+    for (i = 1; i <= START_SQLITE; i++) {
         (void) snprintf(other, START_NAME, "%s%s", name, start_suffixes[i]);
         (void) unlink(other);
     }
@@ -1373,8 +1237,7 @@ ngx_idempotency_start_database(const char *path, ngx_idempotency_start_t *start)
     static int  (*checks[])(sqlite3 *sqlite, ngx_idempotency_start_t *start) = {
         start_tables,
         start_whole,
-        start_bound,
-        start_log_mode
+        start_bound
     };
 
     rc = ngx_idempotency_db_connect(path, &sqlite);
@@ -1511,29 +1374,6 @@ start_tables_made(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     }
 
     return (rc == SQLITE_OK) ? rc : start_error(start, sqlite, rc);
-}
-
-
-/* a copy of the file may be without a log (WAL) */
-
-static int
-start_log_mode(sqlite3 *sqlite, ngx_idempotency_start_t *start)
-{
-    int   rc;
-    char  mode[16];
-
-    rc = start_text(sqlite, "PRAGMA journal_mode = WAL", mode, sizeof(mode));
-
-    if (rc != SQLITE_OK) {
-        return start_error(start, sqlite, rc);
-    }
-
-    if (ngx_strcmp(mode, "wal") != 0) {
-        (void) start_refuse(start, 0, "can't have a log (WAL) where it is");
-        return SQLITE_ERROR;
-    }
-
-    return SQLITE_OK;
 }
 
 
@@ -1727,7 +1567,8 @@ start_alarm(void *data)
 }
 
 
-/* one transaction, as two starts may come at once */
+/* One transaction, as two starts may come at once.  A copy of the file may be
+   without a log (WAL). */
 
 static int
 start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start)
@@ -1738,7 +1579,8 @@ start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 
     st = NULL;
 
-    rc = sqlite3_exec(sqlite, "BEGIN IMMEDIATE", NULL, NULL, NULL);
+    rc = sqlite3_exec(sqlite, "PRAGMA journal_mode = WAL; BEGIN IMMEDIATE",
+                      NULL, NULL, NULL);
 
     if (rc == SQLITE_OK) {
         rc = start_meta(sqlite, &meta);

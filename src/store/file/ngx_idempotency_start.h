@@ -43,18 +43,16 @@ typedef struct {
     int64_t                  boottime;
     char                     boot[80];
 
-    /* out: a file was found, and a log with contents; the mode of a file that
-       others may read, or 0; a witness, and the error of reading or writing
-       it */
+    /* out: a file was found, and a log with contents; others may read one of
+       the files; a witness, and the error of reading or writing it */
     ngx_uint_t               found;
     ngx_uint_t               left;
     ngx_uint_t               open;
     ngx_uint_t               marked;
     ngx_err_t                witness;
 
-    /* out: the file was made; another nginx uses it */
+    /* out: the file was made */
     ngx_uint_t               made;
-    ngx_uint_t               others;
 
     /* out: the instance; the highest fence in the file; the difference between
        the boot's clock and the file's time; the latest time in the file; the
@@ -70,10 +68,8 @@ typedef struct {
     int                      owners;
     int                      file;
 
-    /* NGX_ERROR: the reason, in words that follow the path, and the system's
-       error or 0 */
+    /* NGX_ERROR: the reason, in words that follow the path */
     ngx_int_t                rc;
-    ngx_err_t                err;
     char                     why[NGX_IDEMPOTENCY_START_WHY];
     /* ... it is another file, or older: unused until an operator agrees */
     ngx_uint_t               other;
@@ -99,7 +95,7 @@ ngx_int_t ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
 
 /* a helper process must not keep this instance alive, or any */
 
-void ngx_idempotency_start_leave(ngx_idempotency_start_t *start);
+void ngx_idempotency_start_leave(void *start);
 
 /*
  * In a thread of a worker, while no other thread of that worker has the file
