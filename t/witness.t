@@ -350,6 +350,52 @@ for my $what ('another file', 'a backup') {
 }
 
 
+# after somebody has agreed each worker says by which way it uses the file that is there
+# now: the death of the one that began with it lets nobody in by another way
+
+SKIP: {
+    begin('batched', workers => 2);
+    $n->down('QUIT');
+    keep();
+    $n->up;
+    orders(6 .. 10);
+    unlink "$file-wal", "$file-shm";
+    put_back("$dir/kept");
+    until_true { order('way' . ++$keys) eq '503 UNAVAILABLE' && $n->log =~ /is refused, it/ };
+    agrees('the ways to a file that was agreed to');
+
+    for my $pid ($n->workers) {
+        my $c = connection_to($n, $pid);
+        until_true { told(ask($c, 'POST', '/', key => 'way' . ++$keys, body => 'b')->response) eq '200 NEW' };
+    }
+
+    mkdir "$dir/alone", 0700;
+    spew("$dir/alone/z.db");
+    chown $nobody, -1, "$dir/alone", "$dir/alone/z.db" if $nobody;
+
+    skip 'nothing can be mounted', 1
+        if $> || system("mount --bind $file $dir/alone/z.db 2>/dev/null") != 0;
+
+    # its master would make another worker, which would have it
+
+    my ($first) = $n->log =~ /\[warn\] (\d+)#.* is used as it is/;
+
+    $n->{allow} = qr/$n->{allow}|exited on signal 9/;
+    kill STOP => $n->pid;
+    kill KILL => $first;
+    until_true { !Restart::Nginx::running(slurp("/proc/$first/stat")) };
+
+    my $m = outliving(%as, workers => 1, allow => qr/the state file/,
+                      http => $as{http} =~ s{\Q$file\E}{$dir/alone/z.db}r);
+
+    like($m->log, qr/\[alert\] .* is used by an nginx that has another way to it/, '... nobody gets in by another one');
+    $m->stop;
+    system("umount $dir/alone/z.db");
+    kill CONT => $n->pid;
+    $n->stop;
+}
+
+
 # a file of another program is left as it is, to the byte
 
 begin('batched');

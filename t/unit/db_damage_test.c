@@ -489,7 +489,7 @@ unit_case("gone, replaced, and back")
 
         check_equal(rename(path, away), 0);
 
-        check_equal(commit(2), NGX_ERROR);
+        check_equal(commit(2), NGX_ABORT);
         check(told("not there any more"));
         check_equal(sync_it(), i == 1 ? NGX_DECLINED : NGX_OK);
         check_equal(file_tidy(5), NGX_ERROR);
@@ -500,7 +500,7 @@ unit_case("gone, replaced, and back")
         /* another one in its place */
 
         close(open(path, O_CREAT|O_RDWR, 0600));
-        check_equal(commit(2), NGX_ERROR);
+        check_equal(commit(2), NGX_ABORT);
         check(told("replaced"));
 
         /* that very one */

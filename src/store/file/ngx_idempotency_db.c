@@ -420,9 +420,11 @@ ngx_idempotency_db_close(ngx_idempotency_db_t *db)
         (void) sqlite3_finalize(db->statements[i]);
     }
 
-    /* SQLite would remove the log by its name: by now another file's */
+    /* SQLite would remove the log by its name: by now perhaps another file's */
 
-    if (db->sqlite && db->state.moved && access(db->path[1], F_OK) == 0) {
+    if (db->sqlite && db_files(db, 0) != NGX_OK
+        && access(db->path[1], F_OK) == 0)
+    {
         persist = 1;
         (void) sqlite3_file_control(db->sqlite, "main",
                                     SQLITE_FCNTL_PERSIST_WAL, &persist);
@@ -465,14 +467,13 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
     ngx_uint_t  i, done;
 
     db->state.error[0] = '\0';
-    db->state.begun = 0;
 
     for (i = 0; i < n; i++) {
         items[i].result = NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
     if (db_files(db, 0) != NGX_OK) {
-        return NGX_ERROR;
+        return db->state.failed ? NGX_ERROR : NGX_ABORT;
     }
 
     rc = db_begin(db);
@@ -483,7 +484,6 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
     }
 
     if (rc == SQLITE_OK) {
-        db->state.begun = 1;
         rc = db_expire(db, now, DB_EXPIRE * n, &done);
     }
 

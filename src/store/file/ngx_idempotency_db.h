@@ -78,10 +78,8 @@ typedef struct {
     unsigned                   wrote:1;
     /* the file is not the one of conf->mark, or is older */
     unsigned                   other:1;
-    /* another file is at this path: it has to be opened; the last transaction
-       has begun, and may have changed its items */
+    /* another file is at this path: it has to be opened */
     unsigned                   moved:1;
-    unsigned                   begun:1;
     /* what went wrong, or "" */
     char                       error[NGX_IDEMPOTENCY_DB_ERROR];
 } ngx_idempotency_db_state_t;
@@ -98,7 +96,8 @@ void ngx_idempotency_db_close(ngx_idempotency_db_t *db);
  * could be neither read nor written (its record is damaged, or there is no
  * room), while the others were.  NGX_ERROR: nothing was written, all items are
  * UNAVAILABLE, and not to be used again.  NGX_DECLINED: the same, as conf->may
- * refused.
+ * refused.  NGX_ABORT: another file is at this path, or none, and the items are
+ * as they were.
  */
 
 ngx_int_t ngx_idempotency_db_commit(ngx_idempotency_db_t *db,

@@ -63,20 +63,18 @@
 #define NGX_IDEMPOTENCY_FILE_AGAIN     100
 #define NGX_IDEMPOTENCY_FILE_REFUSED   1000
 
-/* of tier.other: a thread has found another file, which is not logged yet */
-
-#define NGX_IDEMPOTENCY_FILE_FOUND     2
-
-
 /* a thread, and its connection to the file */
 
 typedef struct {
     ngx_idempotency_thread_t   *thread;
     ngx_idempotency_db_t       *db;
-    /* the lock of commits; -1: not open */
+    /* the lock of commits; the same file as `db`, see file_way(); or -1 */
     int                         lock;
+    int                         file;
     /* the thread only closes its connection */
     ngx_uint_t                  leaves;
+    /* the thread was the first one to find another file; `error` says what */
+    ngx_uint_t                  found;
     ngx_int_t                   rc;
     char                        error[NGX_IDEMPOTENCY_DB_ERROR];
 } file_conn_t;
@@ -98,17 +96,15 @@ typedef struct {
     file_conn_t                 sync;
     file_conn_t                 maintain;
 
-    /* NULL: without a batch the thread checks whether there is a file, or does
-       a start: that was left to the workers, or of a file that an operator has
-       agreed to; the instance, if a worker has made it already */
+    /* NULL: the thread closes its connection.  It may do a start then: that was
+       left to the workers, or of a file that an operator has agreed to; the
+       instance, if a worker has made it already */
     ngx_idempotency_batch_t    *batch;
     ngx_uint_t                  starts;
     uint64_t                    instance;
     ngx_idempotency_page_t     *page;
     /* the file's number at the last maintenance */
     ngx_atomic_uint_t           number;
-    /* the description of another file that was found */
-    char                        found[NGX_IDEMPOTENCY_DB_ERROR];
     ngx_err_t                   witness;
 } file_work_t;
 
@@ -167,14 +163,14 @@ static ngx_int_t file_flush(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
 static void file_flush_run(void *data);
 static ngx_int_t file_commit(file_work_t *work, ngx_idempotency_batch_t *batch);
-static ngx_int_t file_commit_once(file_work_t *work,
-    ngx_idempotency_batch_t *batch);
 static void file_witness(file_work_t *work, ngx_idempotency_mark_t *mark);
 static void file_flush_done(void *data);
 static void file_start_again(file_t *file, ngx_uint_t agreed);
 static void file_started(file_t *file);
-static void file_log_found(file_t *file);
+static void file_log_found(file_t *file, file_conn_t *conn);
+static void file_refused(file_t *file, const char *why);
 static ngx_int_t file_open(file_work_t *work, file_conn_t *conn, char *error);
+static ngx_int_t file_way(file_work_t *work, file_conn_t *conn);
 static void file_shut(file_work_t *work, file_conn_t *conn);
 static void file_lock(file_conn_t *conn);
 static void file_unlock(file_conn_t *conn);
@@ -283,15 +279,16 @@ file_unnamed(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
         return NULL;
     }
 
-    file->start.path.len = was->start.path.len;
-    file->start.path.data = ngx_pnalloc(cf->pool, was->start.path.len + 1);
+    /* with its final zero */
+
+    file->start.path = was->start.path;
+    file->start.path.len++;
+    file->start.path.data = ngx_pstrdup(cf->pool, &file->start.path);
+    file->start.path.len--;
 
     if (file->start.path.data == NULL) {
         return NULL;
     }
-
-    ngx_memcpy(file->start.path.data, was->start.path.data,
-               was->start.path.len + 1);
 
     file->db = was->db;
     file_create(file, cf);
@@ -472,14 +469,14 @@ file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
     work->db = file->db;
     work->db.path = (char *) work->start.path.data;
     work->db.mark = &work->sh->mark;
-    work->db.file = file->start.file;
     work->db.log = &work->sh->log;
     work->db.alive = file_alive;
     work->db.data = work;
 
     work->flush.lock = -1;
+    work->flush.file = file->start.file;
     work->maintain.lock = -1;
-    work->sync.lock = -1;
+    work->maintain.file = file->start.file;
 
     work->flush.thread = ngx_idempotency_thread_create(file_flush_run,
                                                        file_flush_done, work);
@@ -598,11 +595,7 @@ file_exit_conn(file_conn_t *conn, ngx_msec_t time)
 static const char *
 file_kind(ngx_idempotency_tier_t *tier, const char **sync)
 {
-    /* in the order of ngx_idempotency_sync_e */
-
-    static const char  *names[] = { "batched", "strict" };
-
-    *sync = names[((file_t *) tier)->db.sync];
+    *sync = tier->strict ? "strict" : "batched";
 
     return "file";
 }
@@ -793,18 +786,13 @@ file_flush_run(void *data)
 
     if (batch == NULL) {
 
+        file_leave(&work->flush);
+
+        /* now no thread of this worker has the file open */
+
         if (work->starts) {
-
-            /* now no thread of this worker has the file open */
-
-            file_leave(&work->flush);
-
             work->flush.rc = ngx_idempotency_start_late(&work->start,
                                                         work->instance);
-
-        } else if (work->flush.db) {
-            (void) ngx_idempotency_db_tokens(work->flush.db, NULL, NULL, 0);
-            file_shut(work, &work->flush);
         }
 
         return;
@@ -835,46 +823,8 @@ file_flush_run(void *data)
 static ngx_int_t
 file_commit(file_work_t *work, ngx_idempotency_batch_t *batch)
 {
-    ngx_int_t                   rc;
-    ngx_idempotency_tier_sh_t  *sh;
-
-    sh = work->sh;
-
-    if (sh->other) {
-        ngx_cpystrn((u_char *) batch->error,
-                    (u_char *) "it is not the one that it was",
-                    sizeof(batch->error));
-        return NGX_ERROR;
-    }
-
-    if (work->db.sync == NGX_IDEMPOTENCY_SYNC_BATCHED
-        && file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED))
-    {
-        ngx_cpystrn((u_char *) batch->error,
-                    (u_char *) "what was written is not on disk for 2 s",
-                    sizeof(batch->error));
-        return NGX_ERROR;
-    }
-
-    rc = file_commit_once(work, batch);
-
-    /* a file that was moved away and came back is opened again */
-
-    if (rc == NGX_DECLINED && !sh->other) {
-        rc = file_commit_once(work, batch);
-    }
-
-    return (rc == NGX_OK) ? NGX_OK : NGX_ERROR;
-}
-
-
-/* NGX_DECLINED: the file has to be opened again */
-
-static ngx_int_t
-file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
-{
     ngx_int_t                          rc;
-    ngx_uint_t                         moved;
+    ngx_uint_t                         again;
     file_conn_t                       *conn;
     ngx_idempotency_tier_sh_t         *sh;
     const ngx_idempotency_db_state_t  *state;
@@ -882,43 +832,56 @@ file_commit_once(file_work_t *work, ngx_idempotency_batch_t *batch)
     sh = work->sh;
     conn = &work->flush;
 
-    if (file_open(work, conn, batch->error) != NGX_OK) {
+    if (sh->other || file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED)) {
+        (void) snprintf(batch->error, sizeof(batch->error), "%s",
+                        sh->other ? "it is not the one that it was"
+                                  : "what was written is not on disk for 2 s");
         return NGX_ERROR;
     }
 
-    file_lock(conn);
+    /* a file that was moved away and came back is opened again, once */
 
-    state = ngx_idempotency_db_state(conn->db);
+    for (again = (conn->db != NULL); /* void */ ; again = 0) {
 
-    /* time may have passed while it waited: a doubt begins now */
+        if (file_open(work, conn, batch->error) != NGX_OK) {
+            return NGX_ERROR;
+        }
 
-    rc = ngx_idempotency_db_commit(conn->db, batch->items, batch->n,
-                                   file_time(sh));
+        file_lock(conn);
 
-    if (rc == NGX_OK && work->db.sync == NGX_IDEMPOTENCY_SYNC_STRICT) {
-        file_witness(work, &sh->mark);
+        /* time may have passed while it waited: a doubt begins now */
+
+        rc = ngx_idempotency_db_commit(conn->db, batch->items, batch->n,
+                                       file_time(sh));
+
+        if (rc == NGX_OK && work->db.sync == NGX_IDEMPOTENCY_SYNC_STRICT) {
+            file_witness(work, &sh->mark);
+        }
+
+        file_unlock(conn);
+
+        state = ngx_idempotency_db_state(conn->db);
+
+        /* before any request gets its answer */
+
+        if (rc == NGX_OK && work->db.sync == NGX_IDEMPOTENCY_SYNC_BATCHED
+            && state->wrote)
+        {
+            (void) ngx_atomic_cmp_set(&sh->unsynced, 0, file_msec());
+        }
+
+        ngx_cpystrn((u_char *) batch->error, (u_char *) state->error,
+                    sizeof(batch->error));
+
+        batch->lost = state->failed;
+        batch->wrote = state->wrote;
+
+        file_shut(work, conn);
+
+        if (rc != NGX_ABORT || !again) {
+            return (rc == NGX_OK) ? NGX_OK : NGX_ERROR;
+        }
     }
-
-    file_unlock(conn);
-
-    /* before any request gets its answer */
-
-    if (rc == NGX_OK && work->db.sync == NGX_IDEMPOTENCY_SYNC_BATCHED
-        && state->wrote)
-    {
-        (void) ngx_atomic_cmp_set(&sh->unsynced, 0, file_msec());
-    }
-
-    ngx_cpystrn((u_char *) batch->error, (u_char *) state->error,
-                sizeof(batch->error));
-
-    batch->lost = state->failed;
-    batch->wrote = state->wrote;
-    moved = state->moved && !state->begun;
-
-    file_shut(work, conn);
-
-    return (rc == NGX_OK) ? NGX_OK : moved ? NGX_DECLINED : NGX_ERROR;
 }
 
 
@@ -940,7 +903,7 @@ file_flush_done(void *data)
 
     file = work->file;
 
-    file_log_found(file);
+    file_log_found(file, &work->flush);
 
     if (work->batch) {
         ngx_idempotency_batch_flushed(&file->tier, work->batch);
@@ -949,50 +912,46 @@ file_flush_done(void *data)
         work->starts = 0;
         file_started(file);
 
-    } else if (work->maintain.rc == NGX_ERROR && !file->exiting) {
-
-        /* maintenance has failed, and perhaps no request would notice */
-
+    } else if (!file->exiting) {
         ngx_idempotency_tier_probe(&file->tier);
     }
 }
 
 
-/* logs what threads have found out */
+/* logs what a thread has found out */
 
 static void
-file_log_found(file_t *file)
+file_log_found(file_t *file, file_conn_t *conn)
 {
-    file_work_t                *work;
-    ngx_idempotency_shm_t      *shm;
-    ngx_idempotency_tier_sh_t  *sh;
-
-    work = file->work;
-    shm = file->tier.shm;
-    sh = &shm->sh->tier;
-
-    if (work->found[0]
-        && ngx_atomic_cmp_set(&sh->other, NGX_IDEMPOTENCY_FILE_FOUND, 1))
-    {
-        sh->failing = 1;
-
-        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
-                      "idempotency: the %V of zone \"%V\" is refused, it %s; "
-                      "to agree to it as it is, PUT {\"store\":\"accept\"} "
-                      "to /zones/%V of idempotency_api",
-                      &file->tier.name, &shm->store->name, work->found,
-                      &shm->store->name);
-
-        work->found[0] = '\0';
+    if (conn->found) {
+        conn->found = 0;
+        file_refused(file, conn->error);
     }
 
-    if (work->witness && !file->unwitnessed) {
+    if (file->work->witness && !file->unwitnessed) {
         file->unwitnessed = 1;
 
-        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, work->witness,
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, file->work->witness,
                       "idempotency: the witness of the %V of zone \"%V\" can't "
-                      "be written", &file->tier.name, &shm->store->name);
+                      "be written", &file->tier.name,
+                      &file->tier.shm->store->name);
     }
+}
+
+
+static void
+file_refused(file_t *file, const char *why)
+{
+    ngx_idempotency_shm_t  *shm;
+
+    shm = file->tier.shm;
+    shm->sh->tier.failing = 1;
+
+    ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                  "idempotency: the %V of zone \"%V\" is refused, it %s; to "
+                  "agree to it as it is, PUT {\"store\":\"accept\"} to /zones/%V "
+                  "of idempotency_api", &file->tier.name, &shm->store->name,
+                  why, &shm->store->name);
 }
 
 
@@ -1002,6 +961,9 @@ file_log_found(file_t *file)
 static ngx_int_t
 file_open(file_work_t *work, file_conn_t *conn, char *error)
 {
+    ngx_int_t                  rc;
+    ngx_idempotency_db_conf_t  conf;
+
     if (conn->lock == -1) {
 
         if (!ngx_idempotency_owners_kept(work->start.owners, work->db.path)) {
@@ -1019,44 +981,70 @@ file_open(file_work_t *work, file_conn_t *conn, char *error)
         }
     }
 
-    if (conn->db == NULL) {
-        work->db.may = (conn == &work->flush) ? file_may : NULL;
-        conn->db = ngx_idempotency_db_open(&work->db, error,
-                                           NGX_IDEMPOTENCY_DB_ERROR);
+    if (conn->db) {
+        return NGX_OK;
     }
+
+    rc = file_way(work, conn);
+
+    if (rc != NGX_OK) {
+        (void) snprintf(error, NGX_IDEMPOTENCY_DB_ERROR, "%s",
+                        (rc == NGX_BUSY) ? "another nginx has another way to it"
+                                         : strerror(errno));
+        return NGX_ERROR;
+    }
+
+    conf = work->db;
+    conf.file = conn->file;
+    conf.may = (conn == &work->flush) ? file_may : NULL;
+
+    conn->db = ngx_idempotency_db_open(&conf, error, NGX_IDEMPOTENCY_DB_ERROR);
 
     return conn->db ? NGX_OK : NGX_ERROR;
 }
 
 
-/* If the file at the path may be another one, it is opened again.  The first
-   thread that finds another one leaves its description. */
+/* Before SQLite opens the file, the process has it open with the lock that says
+   by which way: what it inherited may be another file by now.  That stays open,
+   too, as closing it would drop SQLite's locks. */
+
+static ngx_int_t
+file_way(file_work_t *work, file_conn_t *conn)
+{
+    struct stat  ours, there;
+
+    if (stat(work->db.path, &there) == -1) {
+        return NGX_ERROR;
+    }
+
+    if (fstat(conn->file, &ours) == -1
+        || ours.st_dev != there.st_dev || ours.st_ino != there.st_ino)
+    {
+        conn->file = open(work->db.path,
+                          O_RDWR|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
+    }
+
+    return (conn->file == -1) ? NGX_ERROR
+                              : ngx_idempotency_owners_only(conn->file,
+                                                            conn->lock);
+}
+
+
+/* if the file at the path may be another one, it is opened again */
 
 static void
 file_shut(file_work_t *work, file_conn_t *conn)
 {
-    ngx_uint_t  other;
+    const ngx_idempotency_db_state_t  *state;
 
-    other = ngx_idempotency_db_state(conn->db)->other;
+    state = ngx_idempotency_db_state(conn->db);
 
-    if (other) {
-        ngx_idempotency_thread_enter();
-
-        if (work->sh->other == 0) {
-            (void) snprintf(work->found, sizeof(work->found), "%s",
-                            ngx_idempotency_db_state(conn->db)->error);
-
-            if (!ngx_atomic_cmp_set(&work->sh->other, 0,
-                                    NGX_IDEMPOTENCY_FILE_FOUND))
-            {
-                work->found[0] = '\0';
-            }
-        }
-
-        ngx_idempotency_thread_leave();
+    if (state->other && ngx_atomic_cmp_set(&work->sh->other, 0, 1)) {
+        (void) snprintf(conn->error, sizeof(conn->error), "%s", state->error);
+        conn->found = 1;
     }
 
-    if (other || ngx_idempotency_db_state(conn->db)->moved) {
+    if (state->other || state->moved) {
         ngx_idempotency_db_close(conn->db);
         conn->db = NULL;
     }
@@ -1182,7 +1170,7 @@ file_sync_done(void *data)
         ngx_idempotency_tier_lost(&work->file->tier, work->sync.error);
     }
 
-    file_log_found(work->file);
+    file_log_found(work->file, &work->sync);
 }
 
 
@@ -1431,13 +1419,12 @@ file_maintain_done(void *data)
     page = work->page;
     work->page = NULL;
 
-    file_log_found(file);
+    file_log_found(file, &work->maintain);
 
-    /* this thread has closed the file, as it may be another one: the flush
-       thread closes it, too */
+    /* this thread has no file any more, and perhaps no request would notice */
 
-    if (work->maintain.db == NULL && !work->flush.thread->busy
-        && !file->exiting)
+    if (work->maintain.rc == NGX_ERROR && work->maintain.db == NULL
+        && !work->flush.thread->busy && !file->exiting)
     {
         work->batch = NULL;
         (void) ngx_idempotency_thread_post(work->flush.thread);
@@ -1498,8 +1485,6 @@ file_late_handler(ngx_event_t *ev)
                                           ngx_idempotency_process_self())))
     {
         work->start.owners = -1;
-        work->start.file = -1;
-
         file_start_again(file, 0);
     }
 }
@@ -1587,17 +1572,12 @@ file_started(file_t *file)
     ngx_del_timer(&file->late);
 
     file->start.owners = start->owners;
-    file->start.file = start->file;
     file->start.instance = start->instance;
-    work->db.file = start->file;
 
     ngx_idempotency_tier_serve(&file->tier, 1);
 
     if (start->other) {
-        ngx_cpystrn((u_char *) work->found, (u_char *) start->why,
-                    sizeof(work->found));
-        shm->sh->tier.other = NGX_IDEMPOTENCY_FILE_FOUND;
-        file_log_found(file);
+        file_refused(file, start->why);
 
     } else if (work->instance == 0) {
         ngx_idempotency_start_log(start, ngx_cycle->log);

@@ -117,7 +117,6 @@ static ngx_int_t start_instance(ngx_idempotency_start_t *start);
 static ngx_int_t start_witness(ngx_idempotency_start_t *start);
 static ngx_int_t start_make(ngx_idempotency_start_t *start);
 static ngx_int_t start_hold(ngx_idempotency_start_t *start, const char *name);
-static ngx_int_t start_join(ngx_idempotency_start_t *start);
 static void start_remove_logs(const char *name);
 static void start_clocks(ngx_idempotency_start_t *start);
 static int64_t start_clock(clockid_t id);
@@ -919,20 +918,22 @@ ngx_idempotency_start_late(ngx_idempotency_start_t *start, uint64_t instance)
 
     rc = start_check(start);
 
-    if (rc == NGX_OK) {
-        rc = instance ? start_join(start) : start_open(start);
+    if (rc == NGX_OK && instance) {
+        start->owners = ngx_idempotency_owners_open((char *) start->path.data,
+                                                    0);
+        start->instance = instance;
+
+    } else if (rc == NGX_OK) {
+        rc = start_open(start);
     }
 
     /* other workers hold the instance by open files of their own */
 
-    if (rc == NGX_OK) {
-        start->instance = instance ? instance : start->instance;
-
-        if (ngx_idempotency_owners_share(start->owners, start->instance)
-            != NGX_OK)
-        {
-            rc = start_refuse(start, ngx_errno, "can't be locked");
-        }
+    if (rc == NGX_OK
+        && ngx_idempotency_owners_share(start->owners, start->instance)
+           != NGX_OK)
+    {
+        rc = start_refuse(start, ngx_errno, "can't be locked");
     }
 
     if (rc != NGX_OK && !start->other && !start->agreed) {
@@ -941,28 +942,6 @@ ngx_idempotency_start_late(ngx_idempotency_start_t *start, uint64_t instance)
     }
 
     return rc;
-}
-
-
-/* another worker has done the rest */
-
-static ngx_int_t
-start_join(ngx_idempotency_start_t *start)
-{
-    char  *path;
-
-    path = (char *) start->path.data;
-
-    start->owners = ngx_idempotency_owners_open(path, 0);
-    start->file = open(path, O_RDWR|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
-
-    if (start->owners == -1 || start->file == -1
-        || ngx_idempotency_owners_only(start->file, start->owners) != NGX_OK)
-    {
-        return start_refuse(start, ngx_errno, "can't be used");
-    }
-
-    return NGX_OK;
 }
 
 
