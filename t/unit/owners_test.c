@@ -103,20 +103,10 @@ unit_case("a file of its own, and nothing else in its place")
     check(again != -1);
     close(again);
 
-    /* it is another one that has its name now, or none */
-
-    check(ngx_idempotency_owners_kept(fd, path));
     check_equal(rename(name, other), 0);
-    check(!ngx_idempotency_owners_kept(fd, path));
-
-    again = opened();
-    check(ngx_idempotency_owners_kept(again, path));
-    check(!ngx_idempotency_owners_kept(fd, path));
-    close(again);
 
     /* no way to anything else */
 
-    check_equal(unlink(name), 0);
     check_equal(symlink(other, name), 0);
     check_equal(ngx_idempotency_owners_open(path, 1), -1);
     check_equal(ngx_errno, NGX_ELOOP);
@@ -136,23 +126,6 @@ unit_case("a file of its own, and nothing else in its place")
 }
 
 
-unit_case("long paths")
-{
-    char  name[NGX_IDEMPOTENCY_FILE_PATH + 2];
-
-    ngx_memset(name, '/', sizeof(name));
-    strcpy(name + sizeof(name) - 1 - strlen(path), path);
-
-    check_equal(strlen(name), NGX_IDEMPOTENCY_FILE_PATH + 1);
-    check_equal(ngx_idempotency_owners_open(name, 1), -1);
-    check_equal(ngx_errno, NGX_ENAMETOOLONG);
-
-    close(ngx_idempotency_owners_open(name + 1, 1));
-
-    check_equal(ngx_idempotency_owners_kept(1, name + 1), 0);
-}
-
-
 unit_case("numbers: one's own, others', of another store")
 {
     int       a, b, c;
@@ -164,7 +137,7 @@ unit_case("numbers: one's own, others', of another store")
 
     check(!ngx_idempotency_owners_alive(b, STORE + 1));
 
-    check_equal(ngx_idempotency_owners_hold(a, STORE + 1), NGX_OK);
+    check_equal(ngx_idempotency_owners_hold(a, F_WRLCK, STORE + 1), NGX_OK);
 
     /* its own is not seen, whatever is asked; that of another is */
 
@@ -173,8 +146,8 @@ unit_case("numbers: one's own, others', of another store")
     check(!ngx_idempotency_owners_alive(b, STORE));
     check(!ngx_idempotency_owners_alive(b, STORE + 2));
 
-    check_equal(ngx_idempotency_owners_hold(b, STORE + 1), NGX_BUSY);
-    check_equal(ngx_idempotency_owners_hold(a, STORE + 1), NGX_OK);
+    check_equal(ngx_idempotency_owners_hold(b, F_WRLCK, STORE + 1), NGX_BUSY);
+    check_equal(ngx_idempotency_owners_hold(a, F_WRLCK, STORE + 1), NGX_OK);
 
     /* who is one's own need not have been locked by this open file */
 
@@ -184,7 +157,7 @@ unit_case("numbers: one's own, others', of another store")
     check(ngx_idempotency_owners_others(b, STORE + 2));
     check(ngx_idempotency_owners_others(b, 0));
 
-    check_equal(ngx_idempotency_owners_hold(b, STORE + 2), NGX_OK);
+    check_equal(ngx_idempotency_owners_hold(b, F_WRLCK, STORE + 2), NGX_OK);
     check(ngx_idempotency_owners_others(a, STORE + 1));
     check(ngx_idempotency_owners_others(b, STORE + 2));
 
@@ -203,7 +176,7 @@ unit_case("numbers: one's own, others', of another store")
 
     check(ngx_idempotency_owners_strangers(c, STORE + other, STORE + 1));
 
-    ngx_idempotency_owners_end(b, STORE + 2);
+    ngx_idempotency_owners_hold(b, F_UNLCK, STORE + 2);
 
     check(!ngx_idempotency_owners_strangers(c, STORE + other, STORE + 1));
     check(!ngx_idempotency_owners_strangers(c, STORE - 1, STORE + 1));
@@ -222,7 +195,7 @@ unit_case("numbers: one's own, others', of another store")
     check(ngx_idempotency_owners_alive(c, STORE + 1));
     check(ngx_idempotency_owners_others(c, STORE));
     check(ngx_idempotency_owners_strangers(c, STORE, 0));
-    check_equal(ngx_idempotency_owners_hold(c, STORE), NGX_ERROR);
+    check_equal(ngx_idempotency_owners_hold(c, F_WRLCK, STORE), NGX_ERROR);
     check_equal(commit_lock(c, 0), NGX_ERROR);
 }
 
@@ -251,7 +224,7 @@ holds(void *data)
     ngx_pid_t  pid;
 
     fd = opened();
-    check_equal(ngx_idempotency_owners_hold(fd, STORE + 1), NGX_OK);
+    check_equal(ngx_idempotency_owners_hold(fd, F_WRLCK, STORE + 1), NGX_OK);
 
     /* a worker, which is an orphan when this has gone */
 
@@ -326,7 +299,7 @@ becomes_another(void *data)
     int  *ends = data;
 
     fd = opened();
-    check_equal(ngx_idempotency_owners_hold(fd, STORE + 1), NGX_OK);
+    check_equal(ngx_idempotency_owners_hold(fd, F_WRLCK, STORE + 1), NGX_OK);
 
     shared->step[0] = 1;
 

@@ -466,7 +466,6 @@ unit_case("made, and found again: numbers that are given once")
     check_equal(access(beside("-wal"), F_OK), -1);
 
     check_equal(fcntl(s.owners, F_GETFD), FD_CLOEXEC);
-    check(ngx_idempotency_owners_kept(s.owners, path));
 
     /* its time is today's */
 

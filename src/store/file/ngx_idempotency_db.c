@@ -175,7 +175,6 @@ static ngx_uint_t db_filed_number(ngx_idempotency_db_t *db,
     ngx_atomic_uint_t *number);
 static ngx_int_t db_moved(ngx_idempotency_db_t *db, ngx_uint_t i,
     const char *how);
-static void db_rescue(ngx_idempotency_db_t *db);
 static ngx_uint_t db_log_gone(ngx_idempotency_db_t *db);
 
 static int db_run(ngx_idempotency_db_t *db, db_sql_e n);
@@ -188,7 +187,6 @@ static int db_expire(ngx_idempotency_db_t *db, int64_t now,
     ngx_uint_t n, ngx_uint_t *done);
 static int db_item(ngx_idempotency_db_t *db,
     ngx_idempotency_item_t *item, int64_t now);
-static int db_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now);
 static int db_space(ngx_idempotency_db_t *db, int64_t *pages, int64_t *unused);
 static int db_tokens(ngx_idempotency_db_t *db, db_sql_e n, u_char *after,
     db_token_t *tokens, ngx_uint_t *count);
@@ -221,8 +219,6 @@ static int db_find(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     int64_t now);
 static int db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     int64_t now);
-static ngx_uint_t db_since(ngx_idempotency_item_t *item,
-    ngx_idempotency_item_t *found);
 static int db_in_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now,
     db_record_t *rec);
 static int db_nothing(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
@@ -232,7 +228,6 @@ static void db_unavailable(ngx_idempotency_db_t *db,
 
 static int db_read(sqlite3_stmt *st, u_char *token, db_record_t *rec);
 static ngx_int_t db_blob(sqlite3_stmt *st, int column, void *to, size_t len);
-static void db_numbers(ngx_idempotency_item_t *item, int64_t *numbers);
 static sqlite3_int64 db_sum(u_char *token, ngx_idempotency_item_t *item,
     int64_t *numbers);
 static uint32_t db_hash(u_char *p, size_t len);
@@ -788,8 +783,16 @@ db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
 
         if (stat(db->path[i], &st) == -1) {
 
-            if (i == 1 && !first) {
-                db_rescue(db);
+            /* The log has no name any more, but is still open here, and there is
+               no new one yet: copy it into the file while there is time. */
+
+            if (i == 1 && !first && stat(db->path[2], &st) == 0
+                && st.st_dev == db->inode[2].dev
+                && st.st_ino == db->inode[2].ino)
+            {
+                (void) sqlite3_wal_checkpoint_v2(db->sqlite, NULL,
+                                                 SQLITE_CHECKPOINT_PASSIVE,
+                                                 NULL, NULL);
             }
 
             return db_moved(db, i, "is not there any more");
@@ -848,24 +851,6 @@ db_log_gone(ngx_idempotency_db_t *db)
     }
 
     return 1;
-}
-
-
-/* The log has no name any more, but is still open here, and there is no new one
-   yet: copy it into the file while there is time. */
-
-static void
-db_rescue(ngx_idempotency_db_t *db)
-{
-    struct stat  st;
-
-    if (stat(db->path[2], &st) == 0
-        && st.st_dev == db->inode[2].dev && st.st_ino == db->inode[2].ino)
-    {
-        (void) sqlite3_wal_checkpoint_v2(db->sqlite, NULL,
-                                         SQLITE_CHECKPOINT_PASSIVE, NULL,
-                                         NULL);
-    }
 }
 
 
@@ -1314,69 +1299,41 @@ db_find(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 }
 
 
-/* deletes even a damaged row, as its fence is unknown */
+/* Deletes even a damaged row, as its fence is unknown.  A FORGET may be sent
+   twice: not what was claimed since the first one, by our own instance, as the
+   fence shows, or by another one. */
 
 static int
 db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 {
-    int          rc;
-    db_record_t  rec;
+    int                      rc;
+    ngx_uint_t               since;
+    db_record_t              rec;
+    ngx_idempotency_item_t  *found;
 
     rc = db_look(db, item->token, now, &rec);
 
-    if (rc == DB_ABSENT
-        || (rc == SQLITE_OK && item->fence && item->fence != rec.item.fence)
-        || (rc == SQLITE_OK && db_since(item, &rec.item)))
-    {
-        item->result = NGX_IDEMPOTENCY_ABSENT;
-        return SQLITE_OK;
+    if (rc != SQLITE_OK && rc != DB_DAMAGED) {
+        return db_nothing(db, item, rc);
     }
 
-    if (rc == SQLITE_OK || rc == DB_DAMAGED) {
-        item->result = NGX_IDEMPOTENCY_OK;
-        return db_delete(db, item->token, &rec);
+    if (rc == SQLITE_OK) {
+        found = &rec.item;
+
+        since = (found->instance == item->instance)
+                ? item->floor && item->floor < found->fence
+                : item->recorded
+                  && item->recorded + DB_ITEM_APART < found->recorded;
+
+        if (since || (item->fence && item->fence != found->fence)) {
+            item->result = NGX_IDEMPOTENCY_ABSENT;
+            return SQLITE_OK;
+        }
     }
 
-    return rc;
-}
+    item->result = NGX_IDEMPOTENCY_OK;
 
-
-/* A FORGET may be sent twice.  True if the token was claimed since the first
-   one: by our own instance, as the fence shows, or by another one. */
-
-static ngx_uint_t
-db_since(ngx_idempotency_item_t *item, ngx_idempotency_item_t *found)
-{
-    if (found->instance == item->instance) {
-        return item->floor && item->floor < found->fence;
-    }
-
-    return item->recorded && item->recorded + DB_ITEM_APART < found->recorded;
-}
-
-
-/* puts a claim in doubt, if its instance is dead */
-
-static int
-db_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now)
-{
-    int          rc;
-    db_record_t  rec;
-
-    rc = db_look(db, token, now, &rec);
-
-    if (rc == SQLITE_OK && rec.item.outcome == NGX_IDEMPOTENCY_PENDING
-        && !db->conf.alive(db->conf.data, rec.item.instance))
-    {
-        rc = db_in_doubt(db, token, now, &rec);
-    }
-
-    (void) sqlite3_reset(db->statements[SQL_FIND]);
-
-    /* a claim whose token has a record, too, stays as it is */
-
-    return (rc == DB_ABSENT || rc == DB_DAMAGED
-            || (rc & 0xff) == SQLITE_CONSTRAINT) ? SQLITE_OK : rc;
+    return db_delete(db, item->token, &rec);
 }
 
 
@@ -1572,7 +1529,17 @@ db_write(ngx_idempotency_db_t *db, db_sql_e n, u_char *token, db_record_t *rec)
 
     (void) sqlite3_reset(db->statements[SQL_FIND]);
 
-    db_numbers(item, numbers);
+    /* the window's sign says whether a claim was in doubt before: so files need
+       no new column for that */
+
+    numbers[0] = item->instance;
+    numbers[1] = item->fence;
+    numbers[2] = item->recorded;
+    numbers[3] = item->ends;
+    numbers[4] = item->taken ? -1 - item->window : item->window;
+    numbers[5] = item->outcome;
+    numbers[6] = item->status;
+    numbers[7] = item->replays;
 
     rc = sqlite3_bind_blob(st, DB_TOKEN, token, NGX_IDEMPOTENCY_DIGEST_LEN,
                            SQLITE_STATIC);
@@ -1648,23 +1615,6 @@ db_room(ngx_idempotency_db_t *db, size_t size, int64_t reserve)
 
     return db->most == 0
            || db->left >= DB_PAGES(size) + DB_ROW + reserve;
-}
-
-
-/* the window's sign says whether a claim was in doubt before: so files need no
-   new column for that */
-
-static void
-db_numbers(ngx_idempotency_item_t *item, int64_t *numbers)
-{
-    numbers[0] = item->instance;
-    numbers[1] = item->fence;
-    numbers[2] = item->recorded;
-    numbers[3] = item->ends;
-    numbers[4] = item->taken ? -1 - item->window : item->window;
-    numbers[5] = item->outcome;
-    numbers[6] = item->status;
-    numbers[7] = item->replays;
 }
 
 
@@ -1904,7 +1854,8 @@ db_expire(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
 }
 
 
-/* looks at up to n further claims, and returns how many */
+/* looks at up to n further claims, and returns how many: those of dead instances
+   are in doubt */
 
 static int
 db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
@@ -1913,6 +1864,7 @@ db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
     int          rc;
     db_token_t  *tokens;
     ngx_uint_t   i;
+    db_record_t  rec;
 
     tokens = malloc(n * sizeof(db_token_t));
 
@@ -1928,7 +1880,23 @@ db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
     db->tidying = (*done == n);
 
     for (i = 0; rc == SQLITE_OK && i < *done; i++) {
-        rc = db_doubt(db, tokens[i], now);
+        rc = db_look(db, tokens[i], now, &rec);
+
+        if (rc == SQLITE_OK && rec.item.outcome == NGX_IDEMPOTENCY_PENDING
+            && !db->conf.alive(db->conf.data, rec.item.instance))
+        {
+            rc = db_in_doubt(db, tokens[i], now, &rec);
+        }
+
+        (void) sqlite3_reset(db->statements[SQL_FIND]);
+
+        /* a claim whose token has a record, too, stays as it is */
+
+        if (rc == DB_ABSENT || rc == DB_DAMAGED
+            || (rc & 0xff) == SQLITE_CONSTRAINT)
+        {
+            rc = SQLITE_OK;
+        }
     }
 
     if (rc == SQLITE_OK && db->tidying) {

@@ -156,7 +156,6 @@ static ngx_msec_t file_msec(void);
 static ngx_uint_t file_alive(void *data, uint64_t instance);
 static ngx_uint_t file_may(void *data);
 static ngx_uint_t file_up(ngx_idempotency_tier_t *tier);
-static ngx_uint_t file_holds(file_t *file);
 static ngx_int_t file_agree(ngx_idempotency_tier_t *tier);
 
 static ngx_int_t file_flush(ngx_idempotency_tier_t *tier,
@@ -171,6 +170,7 @@ static void file_log_found(file_t *file, file_conn_t *conn);
 static void file_refused(file_t *file, const char *why);
 static ngx_int_t file_open(file_work_t *work, file_conn_t *conn, char *error);
 static ngx_int_t file_way(file_work_t *work, file_conn_t *conn);
+static ngx_uint_t file_is(int fd, struct stat *file);
 static void file_shut(file_work_t *work, file_conn_t *conn);
 static void file_lock(file_conn_t *conn);
 static void file_unlock(file_conn_t *conn);
@@ -665,41 +665,39 @@ file_may(void *data)
 }
 
 
+/* This worker holds the instance before anything is claimed for it.  Another
+   worker may have made a new one, when somebody agreed to the file. */
+
 static ngx_uint_t
 file_up(ngx_idempotency_tier_t *tier)
 {
+    file_t                     *file;
     ngx_idempotency_tier_sh_t  *sh;
 
+    file = (file_t *) tier;
     sh = &tier->shm->sh->tier;
 
-    return ((file_t *) tier)->work && sh->instance && !sh->other && !sh->lost
-           && ((file_t *) tier)->start.owners != -1
-           && file_holds((file_t *) tier)
-           && !file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED);
-}
-
-
-/* Whether this worker holds the instance: nothing is claimed for it before.
-   Another worker may have made a new one, when somebody agreed to the file. */
-
-static ngx_uint_t
-file_holds(file_t *file)
-{
-    uint64_t  instance;
-
-    instance = file->tier.shm->sh->tier.instance;
-
-    if (file->start.instance == instance) {
-        return 1;
-    }
-
-    if (ngx_idempotency_owners_share(file->start.owners, instance) != NGX_OK) {
+    if (file->work == NULL || sh->instance == 0 || sh->other || sh->lost
+        || file->start.owners == -1
+        || file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED))
+    {
         return 0;
     }
 
-    ngx_idempotency_owners_end(file->start.owners, file->start.instance);
+    if (file->start.instance != sh->instance) {
 
-    file->start.instance = instance;
+        if (ngx_idempotency_owners_hold(file->start.owners, F_RDLCK,
+                                        sh->instance)
+            != NGX_OK)
+        {
+            return 0;
+        }
+
+        (void) ngx_idempotency_owners_hold(file->start.owners, F_UNLCK,
+                                           file->start.instance);
+
+        file->start.instance = sh->instance;
+    }
 
     return 1;
 }
@@ -725,46 +723,31 @@ file_agree(ngx_idempotency_tier_t *tier)
 static ngx_int_t
 file_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 {
-    file_t                     *file;
-    const char                 *why;
-    ngx_idempotency_tier_sh_t  *sh;
+    file_t       *file;
+    file_work_t  *work;
 
     file = (file_t *) tier;
-    sh = &tier->shm->sh->tier;
+    work = file->work;
 
-    if (file->work == NULL) {
-        why = "this worker has no threads";
-
-    } else if (sh->lost) {
-        why = "only a restart can bring it back";
-
-    } else if (sh->other || file->work->flush.thread->busy) {
-        why = "it is not the one that it was";
-
-    } else {
+    if (work && !work->flush.thread->busy) {
         file_sync(file, NGX_IDEMPOTENCY_FILE_LATE);
 
-        file->work->batch = batch;
+        work->batch = batch;
 
-        if (ngx_idempotency_thread_post(file->work->flush.thread) == NGX_OK) {
+        if (ngx_idempotency_thread_post(work->flush.thread) == NGX_OK) {
 
-            if (file->exiting) {
-                tier->stuck = (ngx_idempotency_thread_wait(
-                                   file->work->flush.thread,
-                                   NGX_IDEMPOTENCY_FILE_TERM)
-                               != NGX_OK);
+            tier->stuck = file->exiting
+                          && ngx_idempotency_thread_wait(work->flush.thread,
+                                                    NGX_IDEMPOTENCY_FILE_TERM)
+                             != NGX_OK;
 
-                return tier->stuck ? NGX_AGAIN : NGX_OK;
-            }
-
-            return NGX_AGAIN;
+            return (file->exiting && !tier->stuck) ? NGX_OK : NGX_AGAIN;
         }
-
-        why = "there is no thread for it";
     }
 
     batch->rc = NGX_ERROR;
-    ngx_cpystrn((u_char *) batch->error, (u_char *) why, sizeof(batch->error));
+    (void) snprintf(batch->error, sizeof(batch->error),
+                    "this worker has no thread for it");
 
     return NGX_OK;
 }
@@ -824,6 +807,7 @@ static ngx_int_t
 file_commit(file_work_t *work, ngx_idempotency_batch_t *batch)
 {
     ngx_int_t                          rc;
+    const char                        *why;
     ngx_uint_t                         again;
     file_conn_t                       *conn;
     ngx_idempotency_tier_sh_t         *sh;
@@ -832,10 +816,13 @@ file_commit(file_work_t *work, ngx_idempotency_batch_t *batch)
     sh = work->sh;
     conn = &work->flush;
 
-    if (sh->other || file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED)) {
-        (void) snprintf(batch->error, sizeof(batch->error), "%s",
-                        sh->other ? "it is not the one that it was"
-                                  : "what was written is not on disk for 2 s");
+    why = sh->lost ? "only a restart can bring it back"
+          : sh->other ? "it is not the one that it was"
+          : file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED)
+            ? "what was written is not on disk for 2 s" : NULL;
+
+    if (why) {
+        (void) snprintf(batch->error, sizeof(batch->error), "%s", why);
         return NGX_ERROR;
     }
 
@@ -962,21 +949,23 @@ static ngx_int_t
 file_open(file_work_t *work, file_conn_t *conn, char *error)
 {
     ngx_int_t                  rc;
+    struct stat                st;
     ngx_idempotency_db_conf_t  conf;
 
     if (conn->lock == -1) {
-
-        if (!ngx_idempotency_owners_kept(work->start.owners, work->db.path)) {
-            (void) snprintf(error, NGX_IDEMPOTENCY_DB_ERROR,
-                            "-owners is not there any more");
-            return NGX_ERROR;
-        }
-
         conn->lock = ngx_idempotency_owners_open(work->db.path, 0);
 
         if (conn->lock == -1) {
             (void) snprintf(error, NGX_IDEMPOTENCY_DB_ERROR,
                             "-owners can't be opened: %s", strerror(errno));
+            return NGX_ERROR;
+        }
+
+        if (fstat(work->start.owners, &st) == -1 || !file_is(conn->lock, &st)) {
+            (void) snprintf(error, NGX_IDEMPOTENCY_DB_ERROR,
+                            "-owners was replaced by another one");
+            (void) close(conn->lock);
+            conn->lock = -1;
             return NGX_ERROR;
         }
     }
@@ -1011,15 +1000,13 @@ file_open(file_work_t *work, file_conn_t *conn, char *error)
 static ngx_int_t
 file_way(file_work_t *work, file_conn_t *conn)
 {
-    struct stat  ours, there;
+    struct stat  st;
 
-    if (stat(work->db.path, &there) == -1) {
+    if (stat(work->db.path, &st) == -1) {
         return NGX_ERROR;
     }
 
-    if (fstat(conn->file, &ours) == -1
-        || ours.st_dev != there.st_dev || ours.st_ino != there.st_ino)
-    {
+    if (!file_is(conn->file, &st)) {
         conn->file = open(work->db.path,
                           O_RDWR|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
     }
@@ -1027,6 +1014,16 @@ file_way(file_work_t *work, file_conn_t *conn)
     return (conn->file == -1) ? NGX_ERROR
                               : ngx_idempotency_owners_only(conn->file,
                                                             conn->lock);
+}
+
+
+static ngx_uint_t
+file_is(int fd, struct stat *file)
+{
+    struct stat  st;
+
+    return fstat(fd, &st) == 0
+           && st.st_dev == file->st_dev && st.st_ino == file->st_ino;
 }
 
 
@@ -1444,14 +1441,8 @@ file_maintain_done(void *data)
         }
     }
 
-    while (file->pages && !work->maintain.thread->busy
-           && file_list_next(file) != NGX_OK)
-    {
-        page = file->pages;
-        file->pages = page->next;
-
-        page->rc = NGX_ERROR;
-        ngx_idempotency_page_listed(page);
+    if (file->pages && !work->maintain.thread->busy) {
+        (void) file_list_next(file);
     }
 }
 

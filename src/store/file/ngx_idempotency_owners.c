@@ -19,7 +19,6 @@
 #if (NGX_IDEMPOTENCY_FILE)
 
 
-#define OWNERS_SUFFIX  "-owners"
 #define OWNERS_NAME    (NGX_IDEMPOTENCY_FILE_PATH + 16)
 
 /* the first instance's lock; no instance's number is so high */
@@ -37,7 +36,6 @@
 #define OWNERS_POLL    1
 
 
-#define WITNESS_SUFFIX  "-witness"
 #define WITNESS_MAGIC   "idem-wit"
 #define WITNESS_SECTOR  512
 
@@ -60,7 +58,6 @@ typedef struct {
 #define WITNESS_SLOT  (WITNESS_SUM + sizeof(uint32_t))
 
 
-static ngx_int_t owners_name(const char *path, const char *suffix, char *name);
 static ngx_int_t owners_set(int fd, short type, off_t byte);
 static ngx_uint_t owners_held(int fd, off_t from, off_t n);
 static ngx_uint_t owners_held_but(int fd, off_t from, off_t to, off_t but);
@@ -75,9 +72,7 @@ ngx_idempotency_owners_open(const char *path, ngx_uint_t create)
     char         name[OWNERS_NAME];
     struct stat  st;
 
-    if (owners_name(path, OWNERS_SUFFIX, name) != NGX_OK) {
-        return -1;
-    }
+    (void) snprintf(name, OWNERS_NAME, "%s-owners", path);
 
     /* without O_NONBLOCK the open of a pipe would wait for a reader */
 
@@ -96,52 +91,10 @@ ngx_idempotency_owners_open(const char *path, ngx_uint_t create)
 }
 
 
-ngx_uint_t
-ngx_idempotency_owners_kept(int fd, const char *path)
-{
-    char         name[OWNERS_NAME];
-    struct stat  ours, there;
-
-    return owners_name(path, OWNERS_SUFFIX, name) == NGX_OK
-           && fstat(fd, &ours) == 0
-           && lstat(name, &there) == 0
-           && ours.st_dev == there.st_dev
-           && ours.st_ino == there.st_ino;
-}
-
-
-static ngx_int_t
-owners_name(const char *path, const char *suffix, char *name)
-{
-    if (ngx_strlen(path) > NGX_IDEMPOTENCY_FILE_PATH) {
-        ngx_set_errno(NGX_ENAMETOOLONG);
-        return NGX_ERROR;
-    }
-
-    (void) ngx_sprintf((u_char *) name, "%s%s%Z", path, suffix);
-
-    return NGX_OK;
-}
-
-
 ngx_int_t
-ngx_idempotency_owners_hold(int fd, uint64_t instance)
+ngx_idempotency_owners_hold(int fd, short type, uint64_t instance)
 {
-    return owners_set(fd, F_WRLCK, OWNERS_FIRST + instance);
-}
-
-
-ngx_int_t
-ngx_idempotency_owners_share(int fd, uint64_t instance)
-{
-    return owners_set(fd, F_RDLCK, OWNERS_FIRST + instance);
-}
-
-
-void
-ngx_idempotency_owners_end(int fd, uint64_t instance)
-{
-    (void) owners_set(fd, F_UNLCK, OWNERS_FIRST + instance);
+    return owners_set(fd, type, OWNERS_FIRST + instance);
 }
 
 
@@ -155,10 +108,7 @@ ngx_idempotency_owners_alive(int fd, uint64_t instance)
 ngx_uint_t
 ngx_idempotency_owners_others(int fd, uint64_t own)
 {
-    /* length 0 means "to the end" for fcntl() */
-
-    return (own && owners_held(fd, OWNERS_FIRST, own))
-           || owners_held(fd, OWNERS_FIRST + own + 1, 0);
+    return owners_held_but(fd, 0, OWNERS_NONE, own);
 }
 
 
@@ -231,6 +181,8 @@ ngx_idempotency_owners_only(int file, int fd)
     if (owners_set(file, F_RDLCK, byte) != NGX_OK) {
         return NGX_ERROR;
     }
+
+    /* length 0 means "to the end" for fcntl() */
 
     return owners_held(file, OWNERS_WAYS, byte - OWNERS_WAYS)
            || owners_held(file, byte + 1, 0)
@@ -381,9 +333,7 @@ witness_open(const char *path, int flags)
 {
     char  name[OWNERS_NAME];
 
-    if (owners_name(path, WITNESS_SUFFIX, name) != NGX_OK) {
-        return -1;
-    }
+    (void) snprintf(name, OWNERS_NAME, "%s-witness", path);
 
     return open(name, flags|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK, 0600);
 }

@@ -46,23 +46,14 @@
 
 int ngx_idempotency_owners_open(const char *path, ngx_uint_t create);
 
-/* whether the open file is still at the path, not removed or replaced */
+/*
+ * F_WRLCK: the instance lives as long as fd is open anywhere.  F_RDLCK: as long
+ * as one of its workers, each of which holds the lock by an open file of its
+ * own.  F_UNLCK: not by fd any more.  NGX_BUSY: another instance has the number;
+ * NGX_ERROR: see ngx_errno.
+ */
 
-ngx_uint_t ngx_idempotency_owners_kept(int fd, const char *path);
-
-/* the instance lives as long as fd is open anywhere; NGX_BUSY: another instance
-   has the number; NGX_ERROR: see ngx_errno */
-
-ngx_int_t ngx_idempotency_owners_hold(int fd, uint64_t instance);
-
-/* the instance lives as long as one of its workers: each worker holds the lock
-   by an open file of its own */
-
-ngx_int_t ngx_idempotency_owners_share(int fd, uint64_t instance);
-
-/* the open file holds the instance no more */
-
-void ngx_idempotency_owners_end(int fd, uint64_t instance);
+ngx_int_t ngx_idempotency_owners_hold(int fd, short type, uint64_t instance);
 
 /* the next three are true when in doubt: a look that fails finds an owner */
 

@@ -97,7 +97,7 @@ static ngx_int_t start_child(ngx_idempotency_start_t *start, ngx_log_t *log);
 static void start_hear(ngx_idempotency_start_t *start, int from, ngx_pid_t pid);
 static ssize_t start_pass(int fd, ngx_idempotency_start_t *start,
     ngx_uint_t send);
-static ngx_int_t start_become(ngx_idempotency_start_t *start);
+static ngx_int_t start_run(ngx_idempotency_start_t *start);
 
 static ngx_int_t start_check(ngx_idempotency_start_t *start);
 static ngx_int_t start_directory(ngx_idempotency_start_t *start);
@@ -239,21 +239,13 @@ ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
     start->other = old->other;
     start->late = old->late;
 
-    start->owners = -1;
-    start->file = -1;
+    /* the old configuration closes its descriptors; the locks are of both */
+
+    start->owners = fcntl(old->owners, F_DUPFD_CLOEXEC, 0);
+    start->file = fcntl(old->file, F_DUPFD_CLOEXEC, 0);
 
     if (start_add(start, pool) != NGX_OK) {
         return NGX_ERROR;
-    }
-
-    /* the old configuration closes its descriptors; the locks are of both */
-
-    if (old->owners != -1) {
-        start->owners = fcntl(old->owners, F_DUPFD_CLOEXEC, 0);
-    }
-
-    if (old->file != -1) {
-        start->file = fcntl(old->file, F_DUPFD_CLOEXEC, 0);
     }
 
     if ((old->owners != -1 && start->owners == -1)
@@ -415,16 +407,7 @@ start_child(ngx_idempotency_start_t *start, ngx_log_t *log)
     if (pid == 0) {
         (void) close(ends[0]);
 
-        start->rc = start_become(start);
-
-        if (start->rc == NGX_OK) {
-            start->rc = start_check(start);
-        }
-
-        if (start->rc == NGX_OK) {
-            start->rc = ngx_test_config ? start_test(start) : start_open(start);
-        }
-
+        start->rc = start_run(start);
         (void) start_pass(ends[1], start, 1);
         _exit(0);
     }
@@ -506,15 +489,15 @@ static ssize_t
 start_pass(int fd, ngx_idempotency_start_t *start, ngx_uint_t send)
 {
     int              fds[2];
-    size_t           len;
     ssize_t          n;
+    ngx_uint_t       i;
     struct iovec     iov;
     struct msghdr    msg;
     struct cmsghdr  *cmsg;
 
     union {
         struct cmsghdr  head;
-        char            space[CMSG_SPACE(2 * sizeof(int))];
+        char            space[CMSG_SPACE(sizeof(fds))];
     } control;
 
     ngx_memzero(&msg, sizeof(struct msghdr));
@@ -528,39 +511,40 @@ start_pass(int fd, ngx_idempotency_start_t *start, ngx_uint_t send)
     msg.msg_control = &control;
     msg.msg_controllen = sizeof(control);
 
+    cmsg = CMSG_FIRSTHDR(&msg);
+
     if (send) {
-        fds[0] = start->owners;
-        fds[1] = start->file;
+        i = 0;
 
-        len = (fds[0] == -1 || (start->rc != NGX_OK && !start->other)) ? 0
-              : (fds[1] == -1) ? sizeof(int) : 2 * sizeof(int);
+        if (start->rc == NGX_OK || start->other) {
+            fds[i] = start->owners;
+            i += (fds[i] != -1);
+            fds[i] = start->file;
+            i += (fds[i] != -1);
+        }
 
-        cmsg = CMSG_FIRSTHDR(&msg);
         cmsg->cmsg_level = SOL_SOCKET;
         cmsg->cmsg_type = SCM_RIGHTS;
-        cmsg->cmsg_len = CMSG_LEN(len);
-        ngx_memcpy(CMSG_DATA(cmsg), fds, len);
+        cmsg->cmsg_len = CMSG_LEN(i * sizeof(int));
+        ngx_memcpy(CMSG_DATA(cmsg), fds, i * sizeof(int));
 
-        msg.msg_controllen = len ? CMSG_SPACE(len) : 0;
+        msg.msg_controllen = i ? CMSG_SPACE(i * sizeof(int)) : 0;
+
+        return sendmsg(fd, &msg, MSG_NOSIGNAL);
     }
 
     do {
-        n = send ? sendmsg(fd, &msg, MSG_NOSIGNAL)
-                 : recvmsg(fd, &msg, MSG_CMSG_CLOEXEC);
+        n = recvmsg(fd, &msg, MSG_CMSG_CLOEXEC);
     } while (n == -1 && ngx_errno == NGX_EINTR);
-
-    if (send || n <= 0) {
-        return n;
-    }
 
     fds[0] = -1;
     fds[1] = -1;
 
-    cmsg = CMSG_FIRSTHDR(&msg);
+    cmsg = (n > 0) ? CMSG_FIRSTHDR(&msg) : NULL;
 
     if (cmsg && cmsg->cmsg_type == SCM_RIGHTS) {
-        len = cmsg->cmsg_len - CMSG_LEN(0);
-        ngx_memcpy(fds, CMSG_DATA(cmsg), ngx_min(len, sizeof(fds)));
+        ngx_memcpy(fds, CMSG_DATA(cmsg),
+                   ngx_min(cmsg->cmsg_len - CMSG_LEN(0), sizeof(fds)));
     }
 
     start->owners = fds[0];
@@ -568,7 +552,7 @@ start_pass(int fd, ngx_idempotency_start_t *start, ngx_uint_t send)
 
     /* without descriptors for all of them there would be no locks */
 
-    if (msg.msg_flags & MSG_CTRUNC) {
+    if (n > 0 && (msg.msg_flags & MSG_CTRUNC)) {
         start_close(&start->owners);
         start_close(&start->file);
         return -1;
@@ -578,10 +562,10 @@ start_pass(int fd, ngx_idempotency_start_t *start, ngx_uint_t send)
 }
 
 
-/* as nginx does for its workers */
+/* becomes the workers' user, as nginx does */
 
 static ngx_int_t
-start_become(ngx_idempotency_start_t *start)
+start_run(ngx_idempotency_start_t *start)
 {
     if (geteuid() == 0
         && (setgid(start->group) == -1
@@ -600,7 +584,8 @@ start_become(ngx_idempotency_start_t *start)
 
     (void) umask(077);
 
-    return NGX_OK;
+    return (start_check(start) != NGX_OK) ? NGX_ERROR
+           : ngx_test_config ? start_test(start) : start_open(start);
 }
 
 
@@ -930,7 +915,7 @@ ngx_idempotency_start_late(ngx_idempotency_start_t *start, uint64_t instance)
     /* other workers hold the instance by open files of their own */
 
     if (rc == NGX_OK
-        && ngx_idempotency_owners_share(start->owners, start->instance)
+        && ngx_idempotency_owners_hold(start->owners, F_RDLCK, start->instance)
            != NGX_OK)
     {
         rc = start_refuse(start, ngx_errno, "can't be locked");
@@ -1020,7 +1005,8 @@ start_instance(ngx_idempotency_start_t *start)
     if (ngx_idempotency_owners_strangers(start->owners, start->instance,
                                          start->was)
         || (start->instance != start->was
-            && ngx_idempotency_owners_hold(start->owners, start->instance)
+            && ngx_idempotency_owners_hold(start->owners, F_WRLCK,
+                                           start->instance)
                != NGX_OK))
     {
         return start_refuse(start, 0,

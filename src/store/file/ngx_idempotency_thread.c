@@ -18,7 +18,6 @@
 #include <sys/eventfd.h>
 
 
-static void thread_pin(void);
 static void *thread_cycle(void *data);
 static void thread_handler(ngx_event_t *ev);
 
@@ -35,11 +34,18 @@ static pthread_cond_t             threads_cond = PTHREAD_COND_INITIALIZER;
 ngx_int_t
 ngx_idempotency_thread_init_process(ngx_cycle_t *cycle)
 {
+    Dl_info  info;
+
     if (threads_fd != -1) {
         return NGX_OK;
     }
 
-    thread_pin();
+    /* A worker unloads its modules before it ends, and a thread may yet return
+       into this one, or into SQLite: so they stay in memory. */
+
+    if (dladdr(&threads_fd, &info) && info.dli_fname) {
+        (void) dlopen(info.dli_fname, RTLD_NOW|RTLD_NOLOAD|RTLD_NODELETE);
+    }
 
     threads_fd = eventfd(0, EFD_NONBLOCK|EFD_CLOEXEC);
 
@@ -59,20 +65,6 @@ ngx_idempotency_thread_init_process(ngx_cycle_t *cycle)
     }
 
     return NGX_OK;
-}
-
-
-/* A worker unloads its modules before it ends, and a thread may yet return into
-   this one, or into SQLite: so they stay in memory. */
-
-static void
-thread_pin(void)
-{
-    Dl_info  info;
-
-    if (dladdr(&threads_fd, &info) && info.dli_fname) {
-        (void) dlopen(info.dli_fname, RTLD_NOW|RTLD_NOLOAD|RTLD_NODELETE);
-    }
 }
 
 
