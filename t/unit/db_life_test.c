@@ -138,17 +138,6 @@ unit_case("quiet times")
     }
 
     check(i < 1300);
-    most = file_size("");
-
-    /* what is free goes back, in steps */
-
-    file.now += FILE_HOUR * 2;
-
-    while (file_tidy(1000) == NGX_AGAIN) { }
-
-    check(file_tidy(1000) == NGX_OK);
-    check_equal(file_has(1000), 0);
-    check(file_size("") < most / 4);
 }
 
 

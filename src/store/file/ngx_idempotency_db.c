@@ -88,8 +88,7 @@ struct ngx_idempotency_db_s {
 
     /* the last claim that maintenance has looked at */
     u_char                      tidied[NGX_IDEMPOTENCY_DIGEST_LEN];
-    unsigned                    tidying:1;
-    unsigned                    shrunk:1;
+    ngx_uint_t                  tidying;
 
     ngx_idempotency_db_state_t  state;
 };
@@ -158,10 +157,6 @@ typedef struct {
                    + NGX_IDEMPOTENCY_MAC_LEN                                  \
                    - offsetof(ngx_idempotency_item_t, parts))
 
-/* the free pages that maintenance leaves for later rows */
-
-#define DB_SPARE         256
-
 
 typedef u_char  db_token_t[NGX_IDEMPOTENCY_DIGEST_LEN];
 
@@ -175,7 +170,6 @@ static ngx_uint_t db_filed_number(ngx_idempotency_db_t *db,
     ngx_atomic_uint_t *number);
 static ngx_int_t db_moved(ngx_idempotency_db_t *db, ngx_uint_t i,
     const char *how);
-static ngx_uint_t db_log_gone(ngx_idempotency_db_t *db);
 
 static int db_run(ngx_idempotency_db_t *db, db_sql_e n);
 static int db_number(ngx_idempotency_db_t *db, db_sql_e n, int64_t *value);
@@ -187,7 +181,6 @@ static int db_expire(ngx_idempotency_db_t *db, int64_t now,
     ngx_uint_t n, ngx_uint_t *done);
 static int db_item(ngx_idempotency_db_t *db,
     ngx_idempotency_item_t *item, int64_t now);
-static int db_space(ngx_idempotency_db_t *db, int64_t *pages, int64_t *unused);
 static int db_tokens(ngx_idempotency_db_t *db, db_sql_e n, u_char *after,
     db_token_t *tokens, ngx_uint_t *count);
 static int db_look(ngx_idempotency_db_t *db, u_char *token,
@@ -201,8 +194,6 @@ static ngx_uint_t db_room(ngx_idempotency_db_t *db, size_t size,
 
 static int db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     int64_t now);
-static ngx_uint_t db_may_take(ngx_idempotency_item_t *found,
-    ngx_idempotency_item_t *item);
 static int db_take(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     db_record_t *rec, int64_t now);
 static int db_bound(ngx_idempotency_item_t *item,
@@ -235,7 +226,6 @@ static uint32_t db_hash(u_char *p, size_t len);
 static int db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
     ngx_uint_t *done);
 static int db_unread(sqlite3 *sqlite);
-static int db_vacuum(ngx_idempotency_db_t *db, ngx_uint_t n, ngx_uint_t *more);
 
 
 #define DB_COLUMNS                                                            \
@@ -316,9 +306,22 @@ ngx_idempotency_db_open(ngx_idempotency_db_conf_t *conf, char *error,
         (void) snprintf(db->path[i], DB_NAME, "%s%s", conf->path, suffix[i]);
     }
 
-    if (db_log_gone(db)) {
-        (void) snprintf(error, len, "-wal is not there any more");
-        goto failed;
+    /*
+     * If the log was removed, SQLite would begin another one, and commits that
+     * only the old one has would be lost.  A process that has the file open has
+     * an index of the log; the last process removes the log, then the index.
+     */
+
+    for (i = 0;
+         access(db->path[1], F_OK) == -1 && access(db->path[2], F_OK) == 0;
+         i++)
+    {
+        if (i == DB_LOG_LOOKS) {
+            (void) snprintf(error, len, "-wal is not there any more");
+            goto failed;
+        }
+
+        (void) usleep(DB_LOG_PAUSE);
     }
 
     rc = ngx_idempotency_db_connect(conf->path, &db->sqlite);
@@ -463,19 +466,17 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
 
     db->state.error[0] = '\0';
 
-    for (i = 0; i < n; i++) {
-        items[i].result = NGX_IDEMPOTENCY_UNAVAILABLE;
-    }
-
     if (db_files(db, 0) != NGX_OK) {
-        return db->state.failed ? NGX_ERROR : NGX_ABORT;
+        rc = db->state.failed ? NGX_ERROR : NGX_ABORT;
+        goto failed;
     }
 
     rc = db_begin(db);
 
     if (rc == SQLITE_OK && db->conf.may && !db->conf.may(db->conf.data)) {
         (void) db_run(db, SQL_ROLLBACK);
-        return NGX_DECLINED;
+        rc = NGX_DECLINED;
+        goto failed;
     }
 
     if (rc == SQLITE_OK) {
@@ -497,11 +498,15 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
         return NGX_OK;
     }
 
+    rc = db_fail(db, rc);
+
+failed:
+
     for (i = 0; i < n; i++) {
         items[i].result = NGX_IDEMPOTENCY_UNAVAILABLE;
     }
 
-    return db_fail(db, rc);
+    return rc;
 }
 
 
@@ -512,6 +517,8 @@ db_begin(ngx_idempotency_db_t *db)
 {
     int      rc;
     int64_t  pages, unused;
+
+    unused = 0;
 
     rc = db_run(db, SQL_BEGIN);
 
@@ -528,25 +535,15 @@ db_begin(ngx_idempotency_db_t *db)
         return rc;
     }
 
-    rc = db_space(db, &pages, &unused);
+    rc = db_number(db, SQL_PAGES, &pages);
+
+    if (rc == SQLITE_OK) {
+        rc = db_number(db, SQL_FREE, &unused);
+    }
+
     db->left = db->most - pages + unused;
 
     return rc;
-}
-
-
-/* all pages, and the free ones */
-
-static int
-db_space(ngx_idempotency_db_t *db, int64_t *pages, int64_t *unused)
-{
-    int  rc;
-
-    *unused = 0;
-
-    rc = db_number(db, SQL_PAGES, pages);
-
-    return (rc == SQLITE_OK) ? db_number(db, SQL_FREE, unused) : rc;
 }
 
 
@@ -829,31 +826,6 @@ db_moved(ngx_idempotency_db_t *db, ngx_uint_t i, const char *how)
 }
 
 
-/*
- * If the log was removed, SQLite would begin another one, and commits that only
- * the old one has would be lost.  A process that has the file open has an index
- * of the log; the last process removes the log, then the index.
- */
-
-static ngx_uint_t
-db_log_gone(ngx_idempotency_db_t *db)
-{
-    ngx_uint_t   i;
-    struct stat  st;
-
-    for (i = 0; i < DB_LOG_LOOKS; i++) {
-
-        if (stat(db->path[1], &st) == 0 || stat(db->path[2], &st) == -1) {
-            return 0;
-        }
-
-        (void) usleep(DB_LOG_PAUSE);
-    }
-
-    return 1;
-}
-
-
 /* runs a statement that gives no rows, and resets it */
 
 static int
@@ -922,10 +894,6 @@ db_fail(ngx_idempotency_db_t *db, int rc)
             break;
         }
 
-        (void) snprintf(db->state.error, sizeof(db->state.error),
-                        "is damaged: %s (%d); a start of nginx looks at it",
-                        sqlite3_errstr(rc), rc);
-
         db->state.failed = 1;
     }
 
@@ -987,6 +955,8 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
     db_record_t              rec;
     ngx_idempotency_item_t  *found;
 
+    static u_char  nobody[NGX_IDEMPOTENCY_IDENTITY_LEN];
+
     rc = db_look(db, item->token, now, &rec);
 
     if (rc == DB_ABSENT && !item->old) {
@@ -1029,8 +999,16 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
         }
     }
 
-    if (found->outcome == NGX_IDEMPOTENCY_IN_DOUBT
-        && db_may_take(found, item))
+    /* with "retry" it is taken over by the same request of the same one, or of
+       one without an identity then */
+
+    if (found->outcome == NGX_IDEMPOTENCY_IN_DOUBT && item->retry
+        && ngx_memcmp(found->fingerprint, item->fingerprint,
+                      NGX_IDEMPOTENCY_DIGEST_LEN) == 0
+        && (ngx_memcmp(found->parts.identity, item->parts.identity,
+                       NGX_IDEMPOTENCY_IDENTITY_LEN) == 0
+            || ngx_memcmp(found->parts.identity, nobody,
+                          NGX_IDEMPOTENCY_IDENTITY_LEN) == 0))
     {
         if (found->fence >= item->fence) {
             item->fence = found->fence;
@@ -1042,21 +1020,6 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
     }
 
     return db_bound(item, &rec.item);
-}
-
-
-static ngx_uint_t
-db_may_take(ngx_idempotency_item_t *found, ngx_idempotency_item_t *item)
-{
-    static u_char  nobody[NGX_IDEMPOTENCY_IDENTITY_LEN];
-
-    return item->retry
-           && ngx_memcmp(found->fingerprint, item->fingerprint,
-                         NGX_IDEMPOTENCY_DIGEST_LEN) == 0
-           && (ngx_memcmp(found->parts.identity, item->parts.identity,
-                          NGX_IDEMPOTENCY_IDENTITY_LEN) == 0
-               || ngx_memcmp(found->parts.identity, nobody,
-                             NGX_IDEMPOTENCY_IDENTITY_LEN) == 0);
 }
 
 
@@ -1788,7 +1751,7 @@ ngx_int_t
 ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n)
 {
     int         rc;
-    ngx_uint_t  expired, doubted, vacuum;
+    ngx_uint_t  expired, doubted;
 
     db->state.error[0] = '\0';
 
@@ -1798,7 +1761,6 @@ ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n)
 
     expired = 0;
     doubted = 0;
-    vacuum = 0;
 
     rc = db_begin(db);
 
@@ -1814,23 +1776,11 @@ ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n)
         rc = db_end(db, 0, 0);
     }
 
-    if (rc == SQLITE_OK) {
-        rc = db_vacuum(db, n, &vacuum);
-    }
-
     if (rc != SQLITE_OK) {
         return db_fail(db, rc);
     }
 
-    /* a vacuum needs a checkpoint to shrink the file: ask for one */
-
-    if (db->shrunk && !vacuum && db->conf.log) {
-        *db->conf.log = ngx_max(*db->conf.log, NGX_IDEMPOTENCY_DB_QUIET);
-    }
-
-    db->shrunk = vacuum;
-
-    return (expired == n || doubted == n || vacuum) ? NGX_AGAIN : NGX_OK;
+    return (expired == n || doubted == n) ? NGX_AGAIN : NGX_OK;
 }
 
 
@@ -1906,30 +1856,6 @@ db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
     free(tokens);
 
     return rc;
-}
-
-
-/* a file that is a quarter free shrinks */
-
-static int
-db_vacuum(ngx_idempotency_db_t *db, ngx_uint_t n, ngx_uint_t *more)
-{
-    int      rc;
-    char     sql[64];
-    int64_t  pages, unused;
-
-    rc = db_space(db, &pages, &unused);
-
-    if (rc != SQLITE_OK || unused < pages / 4 + DB_SPARE) {
-        return rc;
-    }
-
-    *more = 1;
-
-    (void) snprintf(sql, sizeof(sql), "PRAGMA incremental_vacuum(%llu)",
-                    (unsigned long long) n);
-
-    return sqlite3_exec(db->sqlite, sql, NULL, NULL, NULL);
 }
 
 

@@ -7,7 +7,7 @@
  *
  * NUMBER    A commit of the zone's instance has the zone's number at least.
  * UNSYNCED  batched: nothing is committed while the oldest commit that is not
- *           on disk is older than NGX_IDEMPOTENCY_FILE_UNSYNCED.
+ *           on disk is older than FILE_UNSYNCED.
  * AGREED    A file that is another one, or older, than the zone has seen, is
  *           not written to until an operator has agreed to it.
  */
@@ -29,39 +29,39 @@
 
 /* how often it asks about claims of another instance: at first, at most */
 
-#define NGX_IDEMPOTENCY_FILE_SOON      5
-#define NGX_IDEMPOTENCY_FILE_SELDOM    50
+#define FILE_SOON      5
+#define FILE_SELDOM    50
 
 /* how long an exiting worker waits for its threads: QUIT after a graceful
    shutdown, else TERM */
 
-#define NGX_IDEMPOTENCY_FILE_QUIT      5000
-#define NGX_IDEMPOTENCY_FILE_TERM      500
+#define FILE_QUIT      5000
+#define FILE_TERM      500
 
 /* how long threads that commit wait for each other; then SQLite's own lock
    decides, as a stopped process keeps ours */
 
-#define NGX_IDEMPOTENCY_FILE_LOCK      700
+#define FILE_LOCK      700
 
 /* the log is synced SYNC after a commit, by the worker that watches the file;
    after LATE by any worker that flushes; after UNSYNCED nothing is committed
    any more */
 
-#define NGX_IDEMPOTENCY_FILE_SYNC      600
-#define NGX_IDEMPOTENCY_FILE_LATE      1000
-#define NGX_IDEMPOTENCY_FILE_UNSYNCED  2000
+#define FILE_SYNC      600
+#define FILE_LATE      1000
+#define FILE_UNSYNCED  2000
 
 /* the pauses between maintenance: after flushes, and else */
 
-#define NGX_IDEMPOTENCY_FILE_MAINTAIN      700
-#define NGX_IDEMPOTENCY_FILE_IDLE      10000
+#define FILE_MAINTAIN  700
+#define FILE_IDLE      10000
 
-#define NGX_IDEMPOTENCY_FILE_TIDY      256
+#define FILE_TIDY      256
 
 /* how often workers try a start of the file again that hangs, or was refused */
 
-#define NGX_IDEMPOTENCY_FILE_AGAIN     100
-#define NGX_IDEMPOTENCY_FILE_REFUSED   1000
+#define FILE_AGAIN     100
+#define FILE_REFUSED   1000
 
 /* a thread, and its connection to the file */
 
@@ -192,8 +192,8 @@ static void file_late_handler(ngx_event_t *ev);
 
 
 static const ngx_idempotency_backing_t  file_backing = {
-    .soon = NGX_IDEMPOTENCY_FILE_SOON,
-    .seldom = NGX_IDEMPOTENCY_FILE_SELDOM,
+    .soon = FILE_SOON,
+    .seldom = FILE_SELDOM,
     .kind = file_kind,
     .now = file_now,
     .flush = file_flush,
@@ -503,7 +503,7 @@ file_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
         tier->nbatches = 0;
 
         if (file->start.late) {
-            ngx_add_timer(&file->late, NGX_IDEMPOTENCY_FILE_AGAIN);
+            ngx_add_timer(&file->late, FILE_AGAIN);
         }
     }
 
@@ -531,12 +531,8 @@ file_finish(ngx_idempotency_tier_t *tier)
 
     ngx_close_listening_sockets((ngx_cycle_t *) ngx_cycle);
 
-    if (ngx_idempotency_thread_wait(file->work->flush.thread,
-                                    NGX_IDEMPOTENCY_FILE_TERM)
-        != NGX_OK)
-    {
-        tier->stuck = 1;
-    }
+    tier->stuck |= (ngx_idempotency_thread_wait(file->work->flush.thread,
+                                                FILE_TERM) != NGX_OK);
 }
 
 
@@ -556,8 +552,7 @@ file_exit_process(ngx_idempotency_tier_t *tier)
         return;
     }
 
-    time = ngx_terminate ? NGX_IDEMPOTENCY_FILE_TERM
-                         : NGX_IDEMPOTENCY_FILE_QUIT;
+    time = ngx_terminate ? FILE_TERM : FILE_QUIT;
 
     if (file->db.sync == NGX_IDEMPOTENCY_SYNC_BATCHED
         && !work->sync.thread->busy && !tier->stuck
@@ -579,7 +574,7 @@ static void
 file_exit_conn(file_conn_t *conn, ngx_msec_t time)
 {
     if (ngx_idempotency_thread_wait(conn->thread, time) != NGX_OK
-        || (conn->db == NULL && conn->lock == -1))
+        || conn->lock == -1)
     {
         return;
     }
@@ -679,7 +674,7 @@ file_up(ngx_idempotency_tier_t *tier)
 
     if (file->work == NULL || sh->instance == 0 || sh->other || sh->lost
         || file->start.owners == -1
-        || file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED))
+        || file_unsynced(sh, FILE_UNSYNCED))
     {
         return 0;
     }
@@ -730,7 +725,7 @@ file_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
     work = file->work;
 
     if (work && !work->flush.thread->busy) {
-        file_sync(file, NGX_IDEMPOTENCY_FILE_LATE);
+        file_sync(file, FILE_LATE);
 
         work->batch = batch;
 
@@ -738,8 +733,7 @@ file_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 
             tier->stuck = file->exiting
                           && ngx_idempotency_thread_wait(work->flush.thread,
-                                                    NGX_IDEMPOTENCY_FILE_TERM)
-                             != NGX_OK;
+                                                         FILE_TERM) != NGX_OK;
 
             return (file->exiting && !tier->stuck) ? NGX_OK : NGX_AGAIN;
         }
@@ -818,7 +812,7 @@ file_commit(file_work_t *work, ngx_idempotency_batch_t *batch)
 
     why = sh->lost ? "only a restart can bring it back"
           : sh->other ? "it is not the one that it was"
-          : file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED)
+          : file_unsynced(sh, FILE_UNSYNCED)
             ? "what was written is not on disk for 2 s" : NULL;
 
     if (why) {
@@ -1055,7 +1049,7 @@ file_lock(file_conn_t *conn)
 {
     (void) ngx_idempotency_owners_lock(conn->lock,
                                        NGX_IDEMPOTENCY_OWNERS_COMMIT,
-                                       NGX_IDEMPOTENCY_FILE_LOCK);
+                                       FILE_LOCK);
 }
 
 
@@ -1066,20 +1060,15 @@ file_unlock(file_conn_t *conn)
 }
 
 
+/* Two workers that close the file at the same moment would each see the other
+   one, and leave the log, which the last one has to remove: so under the lock,
+   which ends with its descriptor. */
+
 static void
 file_leave(file_conn_t *conn)
 {
     if (conn->db) {
-
-        /*
-         * Two workers that close the file at the same moment would each see the
-         * other one, and leave the log, which the last one has to remove.
-         */
-
-        if (conn->lock != -1) {
-            file_lock(conn);
-        }
-
+        file_lock(conn);
         ngx_idempotency_db_close(conn->db);
         conn->db = NULL;
     }
@@ -1183,7 +1172,7 @@ file_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
 
     if (!file_up(tier) || file->exiting
         || (file->work->maintain.thread->busy
-            && ngx_current_msec - file->maintained > NGX_IDEMPOTENCY_FILE_LATE))
+            && ngx_current_msec - file->maintained > FILE_LATE))
     {
         return NGX_ERROR;
     }
@@ -1283,11 +1272,11 @@ file_maintain(ngx_idempotency_tier_t *tier)
         return;
     }
 
-    file_sync(file, NGX_IDEMPOTENCY_FILE_SYNC);
+    file_sync(file, FILE_SYNC);
 
     /* no request has to find out */
 
-    if (!sh->failing && file_unsynced(sh, NGX_IDEMPOTENCY_FILE_UNSYNCED)) {
+    if (!sh->failing && file_unsynced(sh, FILE_UNSYNCED)) {
         sh->failing = 1;
         ngx_idempotency_tier_say(tier, "what was written is not on disk for "
                                        "2 s");
@@ -1306,8 +1295,8 @@ file_maintain(ngx_idempotency_tier_t *tier)
 
         /* after failures, too: another connection may succeed */
 
-        due = (sh->flushed != file->flushed || sh->failing)
-                  ? NGX_IDEMPOTENCY_FILE_MAINTAIN : NGX_IDEMPOTENCY_FILE_IDLE;
+        due = (sh->flushed != file->flushed || sh->failing) ? FILE_MAINTAIN
+                                                            : FILE_IDLE;
 
         if (ngx_current_msec - file->maintained < due) {
             return;
@@ -1372,8 +1361,7 @@ file_tidy(file_work_t *work)
 
     file_lock(conn);
 
-    conn->rc = ngx_idempotency_db_tidy(conn->db, file_time(sh),
-                                       NGX_IDEMPOTENCY_FILE_TIDY);
+    conn->rc = ngx_idempotency_db_tidy(conn->db, file_time(sh), FILE_TIDY);
 
     file_unlock(conn);
 
@@ -1468,7 +1456,7 @@ file_late_handler(ngx_event_t *ev)
         return;
     }
 
-    ngx_add_timer(ev, NGX_IDEMPOTENCY_FILE_AGAIN);
+    ngx_add_timer(ev, FILE_AGAIN);
 
     if (!work->flush.thread->busy
         && (sh->instance
@@ -1538,7 +1526,7 @@ file_started(file_t *file)
 
     if (rc != NGX_OK && !start->other) {
 
-        ngx_add_timer(&file->late, NGX_IDEMPOTENCY_FILE_REFUSED);
+        ngx_add_timer(&file->late, FILE_REFUSED);
 
         /* the start has logged its first reason */
 

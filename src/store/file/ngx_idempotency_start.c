@@ -719,11 +719,6 @@ start_rights(ngx_idempotency_start_t *start, const char *name,
                             "workers run as %d", name, (int) st->st_uid, user);
     }
 
-    if ((st->st_mode & 0600) != 0600) {
-        return start_refuse(start, 0, "can't be used: %s has the mode %04o",
-                            name, (int) (st->st_mode & 07777));
-    }
-
     start->open |= (st->st_mode & 077) != 0;
 
     return NGX_OK;
@@ -1326,7 +1321,6 @@ start_tables_made(sqlite3 *sqlite, ngx_idempotency_start_t *start)
                     NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
 
     rc = sqlite3_exec(sqlite, "PRAGMA page_size = 4096;"
-                              "PRAGMA auto_vacuum = INCREMENTAL;"
                               "PRAGMA journal_mode = WAL;"
                               "BEGIN IMMEDIATE", NULL, NULL, NULL);
 
@@ -1453,11 +1447,8 @@ start_bound(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 }
 
 
-/*
- * Whether the file is damaged.  It may be too large to be read as a whole
- * before nginx serves: it is read for a limited time, first the small tables,
- * then the first and the last rows by each tree.
- */
+/* Whether the file is damaged.  It may be too large to be read as a whole before
+   nginx serves: it is read for a limited time. */
 
 static int
 start_whole(sqlite3 *sqlite, ngx_idempotency_start_t *start)
@@ -1465,22 +1456,7 @@ start_whole(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     int             rc;
     char            text[128];
     pthread_t       tid;
-    ngx_uint_t      i;
     start_alarm_t   alarm;
-
-    static const char  *checks[] = {
-        "PRAGMA quick_check('meta')",
-        "PRAGMA quick_check('claims')",
-        "PRAGMA quick_check"
-    };
-
-    static const char  ends[] =
-        "SELECT sum FROM records ORDER BY id LIMIT 9;"
-        "SELECT sum FROM records ORDER BY id DESC LIMIT 9;"
-        "SELECT sum FROM records ORDER BY token LIMIT 9;"
-        "SELECT sum FROM records ORDER BY token DESC LIMIT 9;"
-        "SELECT sum FROM records ORDER BY ends LIMIT 9;"
-        "SELECT sum FROM records ORDER BY ends DESC LIMIT 9";
 
     alarm.sqlite = sqlite;
     alarm.ended = 0;
@@ -1490,12 +1466,7 @@ start_whole(sqlite3 *sqlite, ngx_idempotency_start_t *start)
         return SQLITE_ERROR;
     }
 
-    rc = SQLITE_OK;
-    ngx_memcpy(text, "ok", sizeof("ok"));
-
-    for (i = 0; rc == SQLITE_OK && ngx_strcmp(text, "ok") == 0 && i < 3; i++) {
-        rc = start_text(sqlite, checks[i], text, sizeof(text));
-    }
+    rc = start_text(sqlite, "PRAGMA quick_check", text, sizeof(text));
 
     alarm.ended = 1;
     (void) pthread_join(tid, NULL);
@@ -1505,11 +1476,8 @@ start_whole(sqlite3 *sqlite, ngx_idempotency_start_t *start)
         return SQLITE_CORRUPT;
     }
 
-    if (rc == SQLITE_OK || rc == SQLITE_INTERRUPT) {
-        rc = sqlite3_exec(sqlite, ends, NULL, NULL, NULL);
-    }
-
-    return (rc == SQLITE_OK) ? rc : start_error(start, sqlite, rc);
+    return (rc == SQLITE_OK || rc == SQLITE_INTERRUPT)
+           ? SQLITE_OK : start_error(start, sqlite, rc);
 }
 
 
