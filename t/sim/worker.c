@@ -101,7 +101,6 @@ static ngx_time_t             sim_time;
 static ngx_core_conf_t        sim_core;
 static void                  *sim_ctx[1] = { &sim_core };
 
-static zone_t                 zone;
 static ngx_idempotency_tier_t tier;
 static ngx_idempotency_redis_t  redis;
 static ngx_idempotency_secret_t secret;
