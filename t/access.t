@@ -128,8 +128,7 @@ location /hold { idempotency off; limit_conn conns 1; proxy_pass http://backend;
 --- user_files
 >>> htpasswd
 user:{PLAIN}good
---- request eval
-requests(@::one)
+--- request eval: requests(@::one)
 --- more_headers eval: senders(@::one)
 --- error_code eval: codes(401, 401, 403, 403, 401, 403, 500)
 --- idempotency_status eval: $::told x 7
@@ -137,8 +136,7 @@ requests(@::one)
 --- raw_response_headers_like eval: [ (@::seen) x 7 ]
 
 === TEST 2: satisfy all, whatever of it is missing
---- request eval
-requests(@::all)
+--- request eval: requests(@::all)
 --- more_headers eval: senders(@::all)
 --- error_code eval
 codes(map { $$_[1] =~ /away/ ? 403 : $$_[1] !~ /good/ ? 401 : substr $$_[1], -3 } @::all)
@@ -148,8 +146,7 @@ codes(map { $$_[1] =~ /away/ ? 403 : $$_[1] !~ /good/ ? 401 : substr $$_[1], -3 
 
 === TEST 3: satisfy any, against who comes from home and who has the password
 Of 401 and 403 nginx prefers 401.
---- request eval
-requests(@::any)
+--- request eval: requests(@::any)
 --- more_headers eval: senders(@::any)
 --- error_code eval: codes((401) x @::any)
 --- idempotency_status eval: $::told x @::any
@@ -165,8 +162,7 @@ my $n = 0;
 --- idempotency_status eval: 'NEW REPLAYED CONFLICT ' x @::may
 
 === TEST 5: two ways in, one token; satisfy any without rules lets all in
---- request eval
-[ ("POST /any?id=ways") x 2, ("POST /open?id=open") x 2 ]
+--- request eval: [ ("POST /any?id=ways") x 2, ("POST /open?id=open") x 2 ]
 --- more_headers eval
 [ map { who($_) } 'home none', 'away good', 'home none', 'away none' ]
 --- idempotency_status: NEW REPLAYED NEW REPLAYED
@@ -194,21 +190,16 @@ for my $i (0 .. $#::pending) {
 --- idempotency_status: -
 
 === TEST 8: limit_req: over the rate nothing is replayed, executed or claimed
---- request eval
-[ map { "POST /rate?id=rate$_\nb" } 1, 2, 1, 2 ]
---- more_headers eval
-[ map { "X-Limit: $_" } qw(a a a b) ]
+--- request eval: [ map { "POST /rate?id=rate$_\nb" } 1, 2, 1, 2 ]
+--- more_headers eval: [ map { "X-Limit: $_" } qw(a a a b) ]
 --- error_code: 200 503 503 200
 --- idempotency_status: NEW - - NEW
 --- executions: 2
 
 === TEST 9: limit_conn: over the limit nothing is executed or claimed
---- init
-pending(POST => '/conns?id=hold&gate=1', headers => [ 'X-Limit: a' ]);
---- request eval
-[ ("POST /conns?id=conn1\nb") x 3 ]
---- more_headers eval
-[ map { "X-Limit: $_" } qw(a b b) ]
+--- init: pending(POST => '/conns?id=hold&gate=1', headers => [ 'X-Limit: a' ]);
+--- request eval: [ ("POST /conns?id=conn1\nb") x 3 ]
+--- more_headers eval: [ map { "X-Limit: $_" } qw(a b b) ]
 --- error_code: 503 200 200
 --- idempotency_status: - NEW REPLAYED
 --- executions: 1
@@ -254,12 +245,9 @@ my $n = 0;
 [ 'POST /rate?id=first',
   map { my ($path, $bad, $good) = @$_; $n++;
         map { "POST $path?id=turned$n\n$_" } $bad, $bad, $good, $good, $bad } @::turned ]
---- more_headers eval
-[ 'X-Limit: c', map { @$_[3, 3, 4, 4, 3] } @::turned ]
---- error_code eval
-[ 200, map { ($$_[5], $$_[5], 200, 200, $$_[5]) } @::turned ]
---- idempotency_status eval
-'NEW ' . '- - NEW REPLAYED - ' x @::turned
+--- more_headers eval: [ 'X-Limit: c', map { @$_[3, 3, 4, 4, 3] } @::turned ]
+--- error_code eval: [ 200, map { ($$_[5], $$_[5], 200, 200, $$_[5]) } @::turned ]
+--- idempotency_status eval: 'NEW ' . '- - NEW REPLAYED - ' x @::turned
 --- response_body_like eval
 [ '', map { my $n = $_; map { "^exec=$_\n" } "1 id=page-turned$n", "2 id=page-turned$n",
             ("1 id=turned$n") x 2, "3 id=page-turned$n" } 1 .. @::turned ]

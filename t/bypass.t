@@ -35,59 +35,44 @@ location /upgrade {
     proxy_set_header Connection upgrade;
     proxy_pass http://backend;
 }
---- request eval
-[ map { ("POST /1?no=$_\nb") x 2 } '', 0, 1, '00', 'no', '', 1, 0 ]
+--- request eval: [ map { ("POST /1?no=$_\nb") x 2 } '', 0, 1, '00', 'no', '', 1, 0 ]
 --- more_headers eval
 [ map { ("Idempotency-Key: 1-$_\nX-Bypass: " . ('', '', '', '', '', 1, 0, 0)[$_]) x 2 } 0 .. 7 ]
---- idempotency_status eval
-'NEW REPLAYED ' x 2 . 'BYPASS ' x 10 . 'NEW REPLAYED'
+--- idempotency_status eval: 'NEW REPLAYED ' x 2 . 'BYPASS ' x 10 . 'NEW REPLAYED'
 --- executions: 13
 
 === TEST 2: who bypasses claims nothing, replays nothing and conflicts with nothing
---- request eval
-[ ("POST /2?id=2\nb") x 3, "POST /2?id=2\nother", "POST /2?id=2\nb" ]
---- more_headers eval
-[ map { "Idempotency-Key: 2\nX-Bypass: $_" } 1, 0, 1, 1, 0 ]
+--- request eval: [ ("POST /2?id=2\nb") x 3, "POST /2?id=2\nother", "POST /2?id=2\nb" ]
+--- more_headers eval: [ map { "Idempotency-Key: 2\nX-Bypass: $_" } 1, 0, 1, 1, 0 ]
 --- idempotency_status: BYPASS NEW BYPASS BYPASS REPLAYED
---- response_body eval
-[ map { "exec=$_ id=2\n" } 1, 2, 3, 4, 2 ]
+--- response_body eval: [ map { "exec=$_ id=2\n" } 1, 2, 3, 4, 2 ]
 
 === TEST 3: constants; who bypasses needs no key, and none is looked at
---- request eval
-[ ("POST /always") x 4, ("POST /never") x 2 ]
---- more_headers eval
-[ '', map { "Idempotency-Key: $_" } '"', (3) x 4 ]
+--- request eval: [ ("POST /always") x 4, ("POST /never") x 2 ]
+--- more_headers eval: [ '', map { "Idempotency-Key: $_" } '"', (3) x 4 ]
 --- idempotency_status: BYPASS BYPASS BYPASS BYPASS NEW REPLAYED
 --- executions: 5
 
 === TEST 4: off, and on again below
---- request eval
-[ ("POST /off\nb") x 3, ("POST /off/on\nb") x 2 ]
---- more_headers eval
-[ map { "Idempotency-Key: $_" } 4, 4, '"', 4, 4 ]
+--- request eval: [ ("POST /off\nb") x 3, ("POST /off/on\nb") x 2 ]
+--- more_headers eval: [ map { "Idempotency-Key: $_" } 4, 4, '"', 4, 4 ]
 --- idempotency_status: - - - NEW REPLAYED
 --- executions: 4
 
 === TEST 5: other methods are nobody's business, nor is their key
---- request eval
-[ ("GET /5") x 3, ("HEAD /5") x 2, ("PUT /5\nb") x 2, ("GET /get") x 2 ]
---- more_headers eval
-[ map { "Idempotency-Key: $_" } 5, 5, '"', (5) x 6 ]
+--- request eval: [ ("GET /5") x 3, ("HEAD /5") x 2, ("PUT /5\nb") x 2, ("GET /get") x 2 ]
+--- more_headers eval: [ map { "Idempotency-Key: $_" } 5, 5, '"', (5) x 6 ]
 --- idempotency_status: - - - - - - - NEW REPLAYED
 --- executions: 8
 
 === TEST 6: a GET with the key of a POST is neither its replay nor a conflict
---- request eval
-[ map { "$_ /?id=6" } qw(POST GET POST) ]
---- more_headers
-Idempotency-Key: 6
+--- request eval: [ map { "$_ /?id=6" } qw(POST GET POST) ]
+--- more_headers: Idempotency-Key: 6
 --- idempotency_status: NEW - REPLAYED
---- response_body eval
-[ map { "exec=$_ id=6\n" } 1, 2, 1 ]
+--- response_body eval: [ map { "exec=$_ id=6\n" } 1, 2, 1 ]
 
 === TEST 7: a protocol upgrade is one that Connection names, of a GET
---- request
-GET /get/upgrade
+--- request: GET /get/upgrade
 --- more_headers eval
 [ map { "Idempotency-Key: 7\n$_" }
       ("Upgrade: websocket\nConnection: close, Upgrade") x 2, '', '', 'Upgrade: websocket' ]
@@ -95,8 +80,7 @@ GET /get/upgrade
 --- executions: 3
 
 === TEST 8: what any client may offer, and nginx does not take up, is no upgrade
---- request eval
-[ map { ("POST $_\nb") x 8 } '/', '/upgrade' ]
+--- request eval: [ map { ("POST $_\nb") x 8 } '/', '/upgrade' ]
 --- more_headers eval
 [ map { my $where = $_;
         map { ("Idempotency-Key: 8-$where-$_\nConnection: close, Upgrade\nUpgrade: $_") x 2 }
@@ -121,12 +105,9 @@ location /part { proxy_pass http://backend; }
 <!--# include virtual="/part?id=10" wait="yes" --><!--# include virtual="/part?id=10" -->
 >>> free
 <!--# include virtual="/part?id=10" -->
---- request eval
-[ ("GET /page") x 2, ("GET /free") x 2 ]
---- more_headers
-Idempotency-Key: 10
---- response_headers eval
-[ 'X-Status: NEW', 'X-Status: REPLAYED', ('! X-Status') x 2 ]
+--- request eval: [ ("GET /page") x 2, ("GET /free") x 2 ]
+--- more_headers: Idempotency-Key: 10
+--- response_headers eval: [ 'X-Status: NEW', 'X-Status: REPLAYED', ('! X-Status') x 2 ]
 --- response_body eval
 [ map { my $i = $_; CORE::join '', map({ "exec=$_ id=10\n" } @$i), "\n" }
       [ 1, 2 ], [ 3, 4 ], [ 5 ], [ 6 ] ]
@@ -139,10 +120,8 @@ mirror /copy;
 location / { proxy_pass http://backend; }
 location /off { idempotency off; proxy_pass http://backend; }
 location /copy { internal; proxy_pass http://backend; }
---- request eval
-[ ("POST /11\nb") x 2, ("POST /off\nb") x 2 ]
---- more_headers
-Idempotency-Key: 11
+--- request eval: [ ("POST /11\nb") x 2, ("POST /off\nb") x 2 ]
+--- more_headers: Idempotency-Key: 11
 --- idempotency_status: NEW REPLAYED - -
 --- executions: 6
 
@@ -162,8 +141,7 @@ location = /auth {
 --- request
 POST /
 b
---- more_headers eval
-[ ('Idempotency-Key: 12') x 2 ]
+--- more_headers eval: [ ('Idempotency-Key: 12') x 2 ]
 --- idempotency_status: NEW REPLAYED
 --- executions: 3
 
@@ -189,10 +167,8 @@ location / {
 CORE::join ' ', map({ $_ . '_DRY_RUN' } qw(NEW REPLAYED REPLAYED CONFLICT MALFORMED
     MISSING BYPASS NEW NOT_KEPT NEW NEW)), '-'
 --- error_code: 200 200 200 200 200 200 200 200 200 500 500 200
---- response_headers
-! Idempotent-Replayed
---- response_body_like eval
-[ map { "\n\n$_\\z" } ('b') x 3, 'other', ('b') x 8 ]
+--- response_headers: ! Idempotent-Replayed
+--- response_body_like eval: [ map { "\n\n$_\\z" } ('b') x 3, 'other', ('b') x 8 ]
 --- executions: 12
 
 === TEST 13: where a request is sent on to, a field for its bypass is looked for by the settings there

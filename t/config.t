@@ -204,8 +204,7 @@ __DATA__
 my $deep = "location / {\n$::all location /a {\n$::all} }\n";
 ["", "", $::all, "location /a {\n$::all}", "location / { location /a {\n$::all} }",
  "location \@a {\n$::all}\nlocation ~ ^/a(.*) {\n$::all}\n", "$::all$deep"]
---- request
-GET /none
+--- request: GET /none
 --- error_code: 404
 --- no_error_log
 [warn]
@@ -250,8 +249,7 @@ GET /none
 === TEST 8: ... but for those whose values add up
 --- config eval
 join "", map "$_ $::good{$_};\n" x 2, sort keys %::repeatable
---- request
-GET /none
+--- request: GET /none
 --- error_code: 404
 --- no_error_log
 [warn]
@@ -271,8 +269,7 @@ GET /none
     idempotency_zone zone=behind:1m;
 --- config
 location = /ok { idempotency zone=a-b_c.d; return 204; }
---- request
-GET /ok
+--- request: GET /ok
 --- error_code: 204
 --- no_error_log
 [warn]
@@ -537,8 +534,7 @@ join "\n", table(\@::times, [qw(1 1s 1ms 1500ms 1d 2w 1h30m)]),
     table('idempotency_replay_cookies', [qw(identified always never)]),
     table('idempotency_log_level', [qw(info notice warn error)]),
     table('idempotency_dry_run', [qw(on off)])
---- request
-GET /ok
+--- request: GET /ok
 --- error_code: 204
 --- no_error_log
 [warn]
@@ -548,8 +544,7 @@ GET /ok
 --- config
 location = /ok { return 204; }
 location /a { idempotency_guard; location /a/b { idempotency_guard; } }
---- request
-GET /ok
+--- request: GET /ok
 --- error_code: 204
 --- no_error_log
 [warn]
@@ -581,94 +576,68 @@ location /own {
 }\n"
 --- request eval
 places { map "$_ $::p{uri}/a?status=$::p{kept}", (qw(PUT POST PATCH)) x 2 }
---- more_headers eval
-places { map headers("$_$::p{n}"), (qw(PUT POST PATCH)) x 2 }
---- error_code eval
-places { ($::p{kept}) x 6 }
+--- more_headers eval: places { map headers("$_$::p{n}"), (qw(PUT POST PATCH)) x 2 }
+--- error_code eval: places { ($::p{kept}) x 6 }
 --- idempotency_status eval
 words places { map { my $s = $_; map { $_ eq $::p{method} ? $s : '-' } qw(PUT POST PATCH) }
         qw(NEW REPLAYED) }
 
 === TEST 34: ... the status and the page of a refusal
---- request eval
-places { line('b'), line('b') . '&other' }
---- more_headers eval
-places { (headers("b$::p{n}")) x 2 }
---- error_code eval
-places { $::p{kept}, $::p{conflict} }
---- idempotency_status eval
-words places { 'NEW CONFLICT' }
+--- request eval: places { line('b'), line('b') . '&other' }
+--- more_headers eval: places { (headers("b$::p{n}")) x 2 }
+--- error_code eval: places { $::p{kept}, $::p{conflict} }
+--- idempotency_status eval: words places { 'NEW CONFLICT' }
 --- response_headers eval
 places { '!Link', "Link: <https://$::p{docs}.example/>; rel=\"describedby\"" }
 
 === TEST 35: ... the bypass, and no other place's
---- request eval
-places { (line('c')) x 6 }
+--- request eval: places { (line('c')) x 6 }
 --- more_headers eval
 places { map { (headers("c$_$::p{n}", "$_-Bypass: 1")) x 2 } qw(X Y Z) }
---- error_code eval
-places { ($::p{kept}) x 6 }
+--- error_code eval: places { ($::p{kept}) x 6 }
 --- idempotency_status eval
 words places { map { $_ eq $::p{h} ? 'BYPASS BYPASS' : 'NEW REPLAYED' } qw(X Y Z) }
 
 === TEST 36: ... the identity, and no other place's
---- request eval
-places { (line('d')) x 3 }
+--- request eval: places { (line('d')) x 3 }
 --- more_headers eval
 places { headers("d$::p{n}"), headers("d$::p{n}", map "$_-Who: them", grep $_ ne $::p{h},
          qw(X Y Z)), headers("d$::p{n}") =~ s/me$/them/r }
---- error_code eval
-places { $::p{kept}, $::p{kept}, $::p{conflict} }
---- idempotency_status eval
-words places { 'NEW REPLAYED CONFLICT' }
+--- error_code eval: places { $::p{kept}, $::p{kept}, $::p{conflict} }
+--- idempotency_status eval: words places { 'NEW REPLAYED CONFLICT' }
 
 === TEST 37: ... what a missing key is
---- request eval
-places { line('e') }
---- more_headers eval
-places { "Host: $::p{host}\n$::p{h}-Who: me" }
---- error_code eval
-places { $::p{missing} // $::p{kept} }
+--- request eval: places { line('e') }
+--- more_headers eval: places { "Host: $::p{host}\n$::p{h}-Who: me" }
+--- error_code eval: places { $::p{missing} // $::p{kept} }
 --- idempotency_status: MISSING - - -
 
 === TEST 38: ... how long a key may be
---- request eval
-places { (line('f')) x 2 }
+--- request eval: places { (line('f')) x 2 }
 --- more_headers eval
 places { map headers(substr "f$::p{n}" . 'k' x 16, 0, $_), $::p{max}, $::p{max} + 1 }
---- error_code eval
-places { $::p{kept}, 400 }
---- idempotency_status eval
-words places { 'NEW MALFORMED' }
+--- error_code eval: places { $::p{kept}, 400 }
+--- idempotency_status eval: words places { 'NEW MALFORMED' }
 
 === TEST 39: ... which responses are kept
 --- request eval
 places { ("$::p{method} $::p{uri}/g?status=" . ($::p{released} // 999)) x 2 }
---- more_headers eval
-places { (headers("g$::p{n}")) x 2 }
---- error_code eval
-places { ($::p{released} // 999) x 2 }
+--- more_headers eval: places { (headers("g$::p{n}")) x 2 }
+--- error_code eval: places { ($::p{released} // 999) x 2 }
 --- idempotency_status: NEW NEW NEW REPLAYED NEW NEW NEW NEW
 
 === TEST 40: ... how long a response may be
---- request eval
-places { map { (line('h') . "&size=" . ($::p{size} + $_)) x 2 } 0, 1 }
---- more_headers eval
-places { map { (headers("h$_$::p{n}")) x 2 } 0, 1 }
---- error_code eval
-places { ($::p{kept}) x 3, 409 }
---- idempotency_status eval
-words places { 'NEW REPLAYED NEW NOT_KEPT' }
+--- request eval: places { map { (line('h') . "&size=" . ($::p{size} + $_)) x 2 } 0, 1 }
+--- more_headers eval: places { map { (headers("h$_$::p{n}")) x 2 } 0, 1 }
+--- error_code eval: places { ($::p{kept}) x 3, 409 }
+--- idempotency_status eval: words places { 'NEW REPLAYED NEW NOT_KEPT' }
 
 === TEST 41: ... which lines are replayed
 --- request eval
 places { (line('i') . "&h=Set-Cookie:%20a=b" . join '', map "&h=$_-Hidden:%20x", qw(X Y Z)) x 2 }
---- more_headers eval
-places { (headers("i$::p{n}")) x 2 }
---- error_code eval
-places { ($::p{kept}) x 2 }
---- idempotency_status eval
-words places { 'NEW REPLAYED' }
+--- more_headers eval: places { (headers("i$::p{n}")) x 2 }
+--- error_code eval: places { ($::p{kept}) x 2 }
+--- idempotency_status eval: words places { 'NEW REPLAYED' }
 --- varies: Set-Cookie X-Hidden Y-Hidden Z-Hidden
 --- response_headers eval
 places { join("\n", 'Set-Cookie: a=b', map "$_-Hidden: x", qw(X Y Z)),
@@ -676,14 +645,10 @@ places { join("\n", 'Set-Cookie: a=b', map "$_-Hidden: x", qw(X Y Z)),
               map $_ eq $::p{h} ? "!$_-Hidden" : "$_-Hidden: x", qw(X Y Z)) }
 
 === TEST 42: ... how loud the log is
---- request eval
-places { line('j'), line('j') . '&other' }
---- more_headers eval
-places { (headers("j$::p{n}")) x 2 }
---- error_code eval
-places { $::p{kept}, $::p{conflict} }
---- error_log eval
-places { qr/\[$::p{level}\].* idempotency.*"$::p{method} $::p{uri}\/j/ }
+--- request eval: places { line('j'), line('j') . '&other' }
+--- more_headers eval: places { (headers("j$::p{n}")) x 2 }
+--- error_code eval: places { $::p{kept}, $::p{conflict} }
+--- error_log eval: places { qr/\[$::p{level}\].* idempotency.*"$::p{method} $::p{uri}\/j/ }
 
 === TEST 43: ... which keys are one
 --- request eval
@@ -700,10 +665,8 @@ my @of = map "Host: $_->{host}\n$_->{h}-Key: scope", @::places[0 .. 2];
 package main;
 places { pending($::p{method}, "$::p{uri}/q?id=q$::p{n}&gate=1", host => $::p{host},
                  headers => [ "$::p{h}-Key: q$::p{n}", "$::p{h}-Who: me" ]) }
---- request eval
-places { "$::p{method} $::p{uri}/q?id=q$::p{n}&gate=1" }
---- more_headers eval
-places { headers("q$::p{n}") }
+--- request eval: places { "$::p{method} $::p{uri}/q?id=q$::p{n}&gate=1" }
+--- more_headers eval: places { headers("q$::p{n}") }
 --- error_code: 409 202 202 202
 --- idempotency_status: IN_PROGRESS
 
@@ -718,8 +681,7 @@ places { headers("q$::p{n}") }
     }
 --- config
     location / { proxy_pass http://backend; }
---- request
-POST /x
+--- request: POST /x
 --- more_headers eval
 [map "Idempotency-Key: inherited\nHost: $_", qw(localhost other localhost)]
 --- error_code: 200 409 200
@@ -740,8 +702,7 @@ POST /x
         location /on/below { proxy_pass http://backend; }
         location /on/off { idempotency off; proxy_pass http://backend; }
     }
---- request eval
-[map { ("POST $_") x 2 } qw(/x /on /on/below /on/off)]
+--- request eval: [map { ("POST $_") x 2 } qw(/x /on /on/below /on/off)]
 --- more_headers eval
 [map { ("Idempotency-Key: switch$_") x 2 } qw(/x /on /on/below /on/off)]
 --- idempotency_status: - - NEW REPLAYED NEW REPLAYED - -
@@ -753,10 +714,8 @@ POST /x
 
     location / { proxy_pass http://backend; }
     location /off { idempotency_dry_run off; proxy_pass http://backend; }
---- request eval
-["POST /dry", "POST /dry", "POST /off", "POST /off"]
---- more_headers eval
-[map { ("Idempotency-Key: $_") x 2 } qw(dry wet)]
+--- request eval: ["POST /dry", "POST /dry", "POST /off", "POST /off"]
+--- more_headers eval: [map { ("Idempotency-Key: $_") x 2 } qw(dry wet)]
 --- idempotency_status: NEW_DRY_RUN REPLAYED_DRY_RUN NEW REPLAYED
 
 === TEST 48: idempotency_key_format and idempotency_window of a server and a location
@@ -772,14 +731,11 @@ POST /x
         idempotency_window 2h;
         proxy_pass http://backend;
     }
---- request eval
-["POST /any", "POST /any", "POST /own"]
---- more_headers eval
-[map "Idempotency-Key: $_", qw(of-server "of-server" of-location)]
+--- request eval: ["POST /any", "POST /any", "POST /own"]
+--- more_headers eval: [map "Idempotency-Key: $_", qw(of-server "of-server" of-location)]
 --- error_code: 400 200 200
 --- idempotency_status: MALFORMED NEW NEW
---- response_headers eval
-["", "X-Expires: 1200", "X-Expires: 7200"]
+--- response_headers eval: ["", "X-Expires: 1200", "X-Expires: 7200"]
 
 === TEST 49: what is in force for bodies: which are normalized
 --- http_config
@@ -828,12 +784,9 @@ POST /x
     }
 --- request eval
 bodies { map { my ($type, @spelt) = @$_; map "POST $::p{uri}/l\n$_", @spelt } @::spelt }
---- more_headers eval
-bodies { map { (typed($_->[0], "l$_->[0]")) x 2 } @::spelt }
---- error_code eval
-bodies { map code($::p{types} =~ $_->[0]), @::spelt }
---- idempotency_status eval
-words bodies { map verdict($::p{types} =~ $_->[0]), @::spelt }
+--- more_headers eval: bodies { map { (typed($_->[0], "l$_->[0]")) x 2 } @::spelt }
+--- error_code eval: bodies { map code($::p{types} =~ $_->[0]), @::spelt }
+--- idempotency_status eval: words bodies { map verdict($::p{types} =~ $_->[0]), @::spelt }
 --- varies: X-Expires
 
 === TEST 50: ... which fields are ignored
@@ -842,8 +795,7 @@ bodies { map { my $f = $_; map "POST $::p{uri}/m\n$_", qq({"$f":1}), qq({"$f":2}
                qq({"in":{"$f":1}}), qq({"in":{"$f":2}}) } qw(hh ss ll) }
 --- more_headers eval
 bodies { map { my $f = $_; map { (typed('json', "m$f$_")) x 2 } 1, 2 } qw(hh ss ll) }
---- error_code eval
-bodies { map { (code($_ eq $::p{ignored})) x 2 } qw(hh ss ll) }
+--- error_code eval: bodies { map { (code($_ eq $::p{ignored})) x 2 } qw(hh ss ll) }
 --- idempotency_status eval
 words bodies { map { (verdict($_ eq $::p{ignored})) x 2 } qw(hh ss ll) }
 --- varies: X-Expires
@@ -852,31 +804,21 @@ words bodies { map { (verdict($_ eq $::p{ignored})) x 2 } qw(hh ss ll) }
 --- request eval
 bodies { map { my $x = 'x' x ($_ - 5); map "POST $::p{uri}/n\n$_", qq(["$x" ]), qq([ "$x"])
              } 40, 41, 50, 51, 60, 61 }
---- more_headers eval
-bodies { map { (typed('json', "n$_-")) x 2 } 40, 41, 50, 51, 60, 61 }
---- error_code eval
-bodies { map code($_ <= $::p{buffer}), 40, 41, 50, 51, 60, 61 }
+--- more_headers eval: bodies { map { (typed('json', "n$_-")) x 2 } 40, 41, 50, 51, 60, 61 }
+--- error_code eval: bodies { map code($_ <= $::p{buffer}), 40, 41, 50, 51, 60, 61 }
 --- idempotency_status eval
 words bodies { map verdict($_ <= $::p{buffer}), 40, 41, 50, 51, 60, 61 }
 --- varies: X-Expires
 
 === TEST 52: ... what becomes of one content under two keys
---- request eval
-bodies { ("POST $::p{uri}/o\nc") x 2 }
---- more_headers eval
-bodies { map typed('text', "o$_"), 1, 2 }
---- error_code eval
-bodies { 200, $::p{similar} // 200 }
---- idempotency_status eval
-words bodies { 'NEW', $::p{similar} ? 'SIMILAR' : 'NEW' }
+--- request eval: bodies { ("POST $::p{uri}/o\nc") x 2 }
+--- more_headers eval: bodies { map typed('text', "o$_"), 1, 2 }
+--- error_code eval: bodies { 200, $::p{similar} // 200 }
+--- idempotency_status eval: words bodies { 'NEW', $::p{similar} ? 'SIMILAR' : 'NEW' }
 
 === TEST 53: ... without a key, the content is it, for as long as it is said
---- request eval
-bodies { ("POST $::p{uri}/p\nc") x 2 }
---- more_headers eval
-bodies { (typed('text')) x 2 }
---- idempotency_status eval
-'NEW REPLAYED ' x 6
+--- request eval: bodies { ("POST $::p{uri}/p\nc") x 2 }
+--- more_headers eval: bodies { (typed('text')) x 2 }
+--- idempotency_status eval: 'NEW REPLAYED ' x 6
 --- varies: X-Expires
---- response_headers eval
-bodies { "X-Expires: $::p{expires}", "" }
+--- response_headers eval: bodies { "X-Expires: $::p{expires}", "" }

@@ -56,15 +56,13 @@ location /scope { idempotency_scope $http_x_scope; proxy_pass http://backend; }
 --- request
 POST /whole?status=303&h=Location:%20/thanks%3Fn=1&h=X-A:%201&h=X-A:%202
 comment=me+too
---- more_headers eval
-[form(('') x 20)]
+--- more_headers eval: [form(('') x 20)]
 --- error_code: 303
 --- response_headers
 Location: /thanks?n=1
 X-Key: []
 --- raw_response_headers_like: X-Token: [0-9a-f]{64}\r
---- idempotency_status eval
-'NEW' . ' REPLAYED' x 19
+--- idempotency_status eval: 'NEW' . ' REPLAYED' x 19
 --- executions: 1
 
 === TEST 2: without a body, chunked or not, by PATCH, with an empty key
@@ -80,25 +78,20 @@ X-Key: []
 [map "POST $_", "/spelling\na=1&b=2", "/spelling\nb=2&a=%31",
      "/ignore\na=1&csrf=x", "/ignore\ncsrf=y&a=1",
      "/raw\na=1&b=2", "/raw\nb=2&a=1", "/fields\na=1&csrf=x", "/fields\na=1&csrf=y"]
---- more_headers eval
-$::form
+--- more_headers eval: $::form
 --- idempotency_status: NEW REPLAYED NEW REPLAYED NEW NEW NEW NEW
 
 === TEST 4: who is known may change networks, and what he shows of himself
---- request eval
-[map { ("POST /known-$_\na=1") x 4 } 0 .. $#::known]
+--- request eval: [map { ("POST /known-$_\na=1") x 4 } 0 .. $#::known]
 --- more_headers eval
 [map { my $who = $_; form(map "$who\n$_", @::addresses, @::browsers) } @::known]
---- idempotency_status eval
-'NEW REPLAYED REPLAYED REPLAYED ' x @::known
+--- idempotency_status eval: 'NEW REPLAYED REPLAYED REPLAYED ' x @::known
 
 === TEST 5: ... who has what many may have is not known by it
---- request eval
-[map { ("POST /shared-$_\na=1") x 8 } 0 .. $#::shared]
+--- request eval: [map { ("POST /shared-$_\na=1") x 8 } 0 .. $#::shared]
 --- more_headers eval
 [map { my $who = $_; form((map "$who\n$_", @::addresses, @::browsers) x 2) } @::shared]
---- idempotency_status eval
-CORE::join '', ('NEW ' x 4 . 'REPLAYED ' x 4) x @::shared
+--- idempotency_status eval: CORE::join '', ('NEW ' x 4 . 'REPLAYED ' x 4) x @::shared
 
 === TEST 6: ... a user of an application, too; who is none is another one
 --- request
@@ -110,8 +103,7 @@ a=1
 --- idempotency_status: NEW REPLAYED REPLAYED REPLAYED NEW NEW REPLAYED REPLAYED
 
 === TEST 7: the order of headers does not count, nor do those that nobody is known by
---- request eval
-[("POST /order\na=1") x 4]
+--- request eval: [("POST /order\na=1") x 4]
 --- more_headers eval
 [form("Authorization: a\nCookie: s=1", "Cookie: s=1\nAuthorization: a",
       "User-Agent: a\nAccept-Language: de",
@@ -122,10 +114,8 @@ a=1
 --- request
 POST /others
 comment=me+too
---- more_headers eval
-[(@::others) x 2]
---- idempotency_status eval
-'NEW ' x @::others . 'REPLAYED ' x @::others
+--- more_headers eval: [(@::others) x 2]
+--- idempotency_status eval: 'NEW ' x @::others . 'REPLAYED ' x @::others
 --- executions: 22
 
 === TEST 9: another body is another operation, and so is another method, path, file, or other arguments
@@ -135,22 +125,19 @@ comment=me+too
   map "POST /other\n$::file$_\r\n--x--", 1, 2) x 2]
 --- more_headers eval
 [(($::form) x 6, ('Content-Type: multipart/form-data; boundary=x') x 2) x 2]
---- idempotency_status eval
-'NEW ' x 8 . 'REPLAYED ' x 8
+--- idempotency_status eval: 'NEW ' x 8 . 'REPLAYED ' x 8
 --- executions: 8
 
 === TEST 10: another host and another scope are other operations
 --- request
 POST /scope
 a=1
---- more_headers eval
-[(form(map "X-Scope: $_", 'a', 'b', "a\nHost: other")) x 2]
+--- more_headers eval: [(form(map "X-Scope: $_", 'a', 'b', "a\nHost: other")) x 2]
 --- idempotency_status: NEW NEW NEW REPLAYED REPLAYED REPLAYED
 --- executions: 3
 
 === TEST 11: a key and the content are two tokens, and a key is bound as ever
---- request eval
-[map "POST /beside\na=$_", 1, 1, 1, 1, 2]
+--- request eval: [map "POST /beside\na=$_", 1, 1, 1, 1, 2]
 --- more_headers eval
 [form('', ('Idempotency-Key: beside') x 2, '', 'Idempotency-Key: beside')]
 --- error_code: 200 200 200 200 409
@@ -158,10 +145,8 @@ a=1
 --- executions: 2
 
 === TEST 12: a malformed key is not a missing one, and GET is not touched
---- request eval
-["POST /malformed", "GET /get", "GET /get"]
---- more_headers eval
-['Idempotency-Key: "x', '', '']
+--- request eval: ["POST /malformed", "GET /get", "GET /get"]
+--- more_headers eval: ['Idempotency-Key: "x', '', '']
 --- error_code: 400 200 200
 --- idempotency_status: MALFORMED - -
 
@@ -169,10 +154,8 @@ a=1
 --- init
 pending(POST => '/busy?id=busy&gate=1', body => 'a=1', type =>
         'application/x-www-form-urlencoded');
---- request eval
-["POST /busy?id=busy&gate=1\na=1", "POST /busy\na=2"]
---- more_headers eval
-$::form
+--- request eval: ["POST /busy?id=busy&gate=1\na=1", "POST /busy\na=2"]
+--- more_headers eval: $::form
 --- error_code: 409 200
 --- idempotency_status: IN_PROGRESS NEW
 
@@ -184,22 +167,16 @@ $::form
 --- idempotency_status: NEW NEW NEW REPLAYED NEW NEW NEW REPLAYED NEW NEW
 
 === TEST 15: who has no identity gets no Set-Cookie in a replay
---- request
-POST /cookie?h=Set-Cookie:%20a=1
---- more_headers eval
-['', '', ('Cookie: s=1') x 2]
---- response_headers eval
-['Set-Cookie: a=1', '! Set-Cookie', ('Set-Cookie: a=1') x 2]
+--- request: POST /cookie?h=Set-Cookie:%20a=1
+--- more_headers eval: ['', '', ('Cookie: s=1') x 2]
+--- response_headers eval: ['Set-Cookie: a=1', '! Set-Cookie', ('Set-Cookie: a=1') x 2]
 --- idempotency_status: NEW REPLAYED NEW REPLAYED
 --- varies: Set-Cookie
 
 === TEST 16: a key that reads like the token is none
---- request eval
-["POST /token", "POST /token"]
---- more_headers eval
-['', "Idempotency-Key: $::token"]
---- response_headers eval
-["X-Token: $::token", "X-Key: [$::token]"]
+--- request eval: ["POST /token", "POST /token"]
+--- more_headers eval: ['', "Idempotency-Key: $::token"]
+--- response_headers eval: ["X-Token: $::token", "X-Key: [$::token]"]
 --- idempotency_status: NEW NEW
 
 === TEST 17: a dry run executes both
@@ -210,7 +187,6 @@ location / {
     idempotency_dry_run on;
     proxy_pass http://backend;
 }
---- request eval
-["POST /dry", "POST /dry"]
+--- request eval: ["POST /dry", "POST /dry"]
 --- idempotency_status: NEW_DRY_RUN REPLAYED_DRY_RUN
 --- executions: 2

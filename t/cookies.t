@@ -17,8 +17,7 @@ location / {
     add_header X-Reason $idempotency_reason always;
     proxy_pass http://backend;
 }
---- request
-POST /?key=cookies1
+--- request: POST /?key=cookies1
 --- more_headers eval
 [ map { "Cookie: $_" } 'session=a; cart=1; seen', 'seen; cart=1; session=a',
   'cart=1; session=a; seen=', "session=a\nCookie: cart=1\nCookie: seen",
@@ -30,8 +29,7 @@ POST /?key=cookies1
 
 === TEST 2: names, values and how many there are do count
 So does the order of equal names.
---- request eval
-[ map { ("POST /?key=cookies2-$_") x 3 } 1 .. 20 ]
+--- request eval: [ map { ("POST /?key=cookies2-$_") x 3 } 1 .. 20 ]
 --- more_headers eval
 [ map { map { "Cookie: $_" } @$_, $$_[0] }
   [ 'session=a; cart=1', 'session=b; cart=1' ], [ 'session=a; cart=1', 'session=a; cart=2' ],
@@ -48,8 +46,7 @@ So does the order of equal names.
 --- executions: 20
 
 === TEST 3: those that change by themselves don't count
---- request eval
-[ map { ("POST /?key=cookies3-$_") x 3 } 1 .. 30 ]
+--- request eval: [ map { ("POST /?key=cookies3-$_") x 3 } 1 .. 30 ]
 --- more_headers eval
 [ map { map { "Cookie: $_" } "session=a; $_=1", "$_=2; session=a", 'session=a' }
   qw(_ga_ABC123 _gat _gat_UA-1 _clsk _hjSession_1 _hjSessionUser_1 _uetsid
@@ -60,8 +57,7 @@ So does the order of equal names.
 --- idempotency_status eval: 'NEW REPLAYED REPLAYED ' x 30
 
 === TEST 4: those that only look alike count
---- request eval
-[ map { ("POST /?key=cookies4-$_") x 3 } 1 .. 21 ]
+--- request eval: [ map { ("POST /?key=cookies4-$_") x 3 } 1 .. 21 ]
 --- more_headers eval
 [ map { map { "Cookie: session=a; $_" } "$_=1", "$_=2", "$_=1" }
   qw(_ga _fbp csrftoken _gid ga_x _ga2 x_ga_1 _GA_1 _clsk2 x_clsk mp_mixpanel
@@ -70,15 +66,13 @@ So does the order of equal names.
 --- idempotency_status eval: 'NEW CONFLICT REPLAYED ' x 21
 
 === TEST 5: who has nothing else is nobody in particular
---- request
-POST /?key=cookies5
+--- request: POST /?key=cookies5
 --- more_headers eval
 [ map { "Cookie: $_" } '_ga_1=1; AWSALB=x', '_ga_1=2', '', 'session=a' ]
 --- idempotency_status: NEW REPLAYED REPLAYED REPLAYED
 
 === TEST 6: a browser's retry, as it was measured
---- request
-POST /?key=cookies6
+--- request: POST /?key=cookies6
 --- more_headers eval
 [ map { "Cookie: $_" }
   'session=a; _ga=GA1.1.1.2; _ga_XYZ=GS1.1.17.1.0; AWSALB=abc; XSRF-TOKEN=1',
@@ -87,8 +81,7 @@ POST /?key=cookies6
 
 === TEST 7: up to 256 cookies may come in any order, more in theirs
 Those that don't count are not among them.
---- request eval
-[ map { "POST /?key=cookies7-$_" } 1, 1, 2, 2, (3) x 5, 4, 4 ]
+--- request eval: [ map { "POST /?key=cookies7-$_" } 1, 1, 2, 2, (3) x 5, 4, 4 ]
 --- more_headers eval
 my @c = map { "c$_=$_" } 1 .. 400;
 [ map { 'Cookie: ' . CORE::join '; ', @$_ }
@@ -148,17 +141,14 @@ location /off {
 . 'NEW CONFLICT ' x 7
 
 === TEST 10: a star ignores all, even those without a name
---- request
-POST /all?key=cookies10
---- more_headers eval
-[ map { "Cookie: $_" } 'a=1', 'b=2', '=3', '' ]
+--- request: POST /all?key=cookies10
+--- more_headers eval: [ map { "Cookie: $_" } 'a=1', 'b=2', '=3', '' ]
 --- idempotency_status: NEW REPLAYED REPLAYED REPLAYED
 
 === TEST 11: nothing is ignored that isn't named
 --- config
 location / { idempotency zone=z; idempotency_key $arg_key; proxy_pass http://backend; }
---- request eval
-[ map { ("POST /?key=cookies11-$_") x 2 } 1 .. 2 ]
+--- request eval: [ map { ("POST /?key=cookies11-$_") x 2 } 1 .. 2 ]
 --- more_headers eval
 [ map { map { "Cookie: session=a; $_" } "$_=1", "$_=2" } qw(srv tick_x) ]
 --- idempotency_status: NEW CONFLICT NEW CONFLICT

@@ -25,26 +25,21 @@ __DATA__
 A first POST may begin the session that its retry then has.
 --- config
 location / { idempotency zone=z; idempotency_key $arg_key; proxy_pass http://backend; }
---- request
-POST /?key=1&h=Set-Cookie:%20session=new
+--- request: POST /?key=1&h=Set-Cookie:%20session=new
 --- more_headers eval
 with('', '', 'Cookie: session=new', 'Authorization: Bearer alice', 'X-Api-Key: x', '')
 --- idempotency_status: NEW REPLAYED REPLAYED REPLAYED REPLAYED REPLAYED
 --- varies: Set-Cookie
---- response_headers eval
-[ 'Set-Cookie: session=new', ('! Set-Cookie') x 5 ]
+--- response_headers eval: [ 'Set-Cookie: session=new', ('! Set-Cookie') x 5 ]
 --- executions: 1
 
 === TEST 2: ... but for what he asked
---- request eval
-[ "POST /?key=2\nb", "POST /?key=2\nc", "POST /?key=2\nb" ]
---- more_headers eval
-with('', 'Cookie: session=new', 'Cookie: session=new')
+--- request eval: [ "POST /?key=2\nb", "POST /?key=2\nc", "POST /?key=2\nb" ]
+--- more_headers eval: with('', 'Cookie: session=new', 'Cookie: session=new')
 --- idempotency_status: NEW CONFLICT REPLAYED
 
 === TEST 3: a bearer token stands without cookies, but with API keys; the case of its scheme does not count
---- request
-POST /?key=3
+--- request: POST /?key=3
 --- more_headers eval
 with($::alice[0], $::alice[0], \@::alice, [ $::alice[0], $::bob[1] ],
      (map { [ $::alice[0], "$_: b" ] } @::api_keys),
@@ -57,23 +52,20 @@ with($::alice[0], $::alice[0], \@::alice, [ $::alice[0], $::bob[1] ],
 --- executions: 1
 
 === TEST 4: a token without a scheme is a token
---- request
-POST /?key=4
+--- request: POST /?key=4
 --- more_headers eval
 with('Authorization: AbC', 'Authorization: abc', 'Cookie: AbC', 'Authorization: AbC')
 --- idempotency_status: NEW CONFLICT CONFLICT REPLAYED
 
 === TEST 5: all cookies count
---- request eval
-[ ("POST /?key=5") x 5, ("POST /?key=5b") x 3 ]
+--- request eval: [ ("POST /?key=5") x 5, ("POST /?key=5b") x 3 ]
 --- more_headers eval
 with($::alice[1], $::alice[1], $::bob[1], '', $::alice[1],
      map { [ $::alice[1], "Cookie: x=$_" ] } 1, 2, 1)
 --- idempotency_status: NEW REPLAYED CONFLICT CONFLICT REPLAYED NEW CONFLICT REPLAYED
 
 === TEST 6: a password that many share tells nobody apart: their sessions do
---- request eval
-[ ("POST /?key=6") x 11, ("POST /?key=6b") x 5, ("POST /?key=6c") x 2 ]
+--- request eval: [ ("POST /?key=6") x 11, ("POST /?key=6b") x 5, ("POST /?key=6c") x 2 ]
 --- more_headers eval
 my @basic = map { "Authorization: $_ dXNlcjpwYXNz" } qw(Basic basic BASIC);
 my $other = 'Authorization: Basic eDp5';
@@ -96,10 +88,8 @@ with(map { ("$_: a", "$_: b", lc($_) . ': a', '',
 --- executions: 16
 
 === TEST 8: an empty credential is none
---- request eval
-[ map { ("POST /?key=8-$_") x 2 } 'Authorization', @::api_keys ]
---- more_headers eval
-with(map { ("$_: ", "$_: b") } 'Authorization', @::api_keys)
+--- request eval: [ map { ("POST /?key=8-$_") x 2 } 'Authorization', @::api_keys ]
+--- more_headers eval: with(map { ("$_: ", "$_: b") } 'Authorization', @::api_keys)
 --- idempotency_status eval: 'NEW REPLAYED ' x 9
 
 === TEST 9: a key in another header is another, two come in any order, no other header is one
@@ -141,8 +131,7 @@ location / {
     idempotency_key $http_x_order_token $arg_key;
     proxy_pass http://backend;
 }
---- request eval
-[ ("POST /") x 2, ("POST /?key=12") x 3 ]
+--- request eval: [ ("POST /") x 2, ("POST /?key=12") x 3 ]
 --- more_headers eval
 my @retry = map { [ 'X-Api-Key: a', map "$_: " . rand, @::changing ] } 1 .. 3;
 with((map { [ 'X-Order-Token: a', 'X-Order-Token2: a' ] } 1, 2), @retry)
@@ -151,10 +140,8 @@ with((map { [ 'X-Order-Token: a', 'X-Order-Token2: a' ] } 1, 2), @retry)
 === TEST 13: a stranger gets nothing of the response
 --- config
 location / { idempotency zone=z; idempotency_key $arg_key; proxy_pass http://backend; }
---- request
-POST /?key=13&status=201
---- more_headers eval
-with($::alice[0], $::bob[0])
+--- request: POST /?key=13&status=201
+--- more_headers eval: with($::alice[0], $::bob[0])
 --- idempotency_status: NEW CONFLICT
 --- error_code: 201 409
 --- response_body_like eval: [ 'exec=', '\A(?!.*(?i:exec|replayed|bearer|\b201 ))' ]
@@ -167,14 +154,12 @@ idempotency_key $arg_key;
 
 location / { idempotency_identity $http_x_user; proxy_pass http://backend; }
 location /two { idempotency_identity "$http_x_user/$http_x_device"; proxy_pass http://backend; }
---- request eval
-[ ("POST /?key=11") x 5, ("POST /two?key=11b") x 3 ]
+--- request eval: [ ("POST /?key=11") x 5, ("POST /two?key=11b") x 3 ]
 --- more_headers eval
 with([ 'X-User: alice', @::alice ], [ 'X-User: alice', @::bob ], 'X-User: alice',
      [ 'X-User: bob', @::alice ], \@::alice,
      map { [ 'X-User: alice', "X-Device: $_" ] } 1, 1, 2)
---- idempotency_status
-NEW REPLAYED REPLAYED CONFLICT CONFLICT NEW REPLAYED CONFLICT
+--- idempotency_status: NEW REPLAYED REPLAYED CONFLICT CONFLICT NEW REPLAYED CONFLICT
 
 === TEST 15: ... where it is empty, or all in it is, the request's own credentials do
 --- config
@@ -266,16 +251,13 @@ b
 [ (map { my ($first, $then) = @$_; map { "POST /x?$_" } $first, $then, $first }
    [ 'a=1', 'a=2' ], [ 'a=2', '' ], [ 'a=3', 'a=3&b=1' ], [ 'a=1&b=2', 'b=2&a=1' ]),
   "POST /ab?x=c\nd", "POST /a?x=bc\nd", "POST /ab?x=cd" ]
---- more_headers eval
-[ map { "Idempotency-Key: 16-$_" } map { ($_) x 3 } 1 .. 5 ]
---- idempotency_status eval
-'NEW CONFLICT REPLAYED ' x 4 . 'NEW CONFLICT CONFLICT'
+--- more_headers eval: [ map { "Idempotency-Key: 16-$_" } map { ($_) x 3 } 1 .. 5 ]
+--- idempotency_status eval: 'NEW CONFLICT REPLAYED ' x 4 . 'NEW CONFLICT CONFLICT'
 
 === TEST 21: a conflict goes before any outcome
 --- request eval
 [ "POST /?status=500", "POST /?status=500\nother", "POST /small", "POST /small\nother", "POST /small" ]
---- more_headers eval
-[ map { "Idempotency-Key: 17-$_" } 1, 1, 2, 2, 2 ]
+--- more_headers eval: [ map { "Idempotency-Key: 17-$_" } 1, 1, 2, 2, 2 ]
 --- idempotency_status: NEW CONFLICT NEW CONFLICT NOT_KEPT
 --- error_code: 500 409 200 409 409
 
@@ -286,8 +268,7 @@ idempotency_in_progress reject;
 location / { proxy_pass http://backend; }
 --- init
 pending(POST => '/?id=18&gate=1', key => 18, body => 'b', headers => [ $::bob[0] ]);
---- request eval
-[ map { "POST /?id=18&gate=1\n$_" } 'other', 'b', 'b' ]
+--- request eval: [ map { "POST /?id=18&gate=1\n$_" } 'other', 'b', 'b' ]
 --- more_headers eval
 with(map { [ 'Idempotency-Key: 18', $_ ] } $::bob[0], $::alice[0], $::bob[0])
 --- idempotency_status: CONFLICT CONFLICT IN_PROGRESS

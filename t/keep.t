@@ -403,8 +403,7 @@ map $http_idempotency_key $mapped {
 --- request eval
 [map { my $at = $_; map({ ("POST /$at?status=$_\nsubmission=$at-$_&_token=1") x 2 }
                         400, 404, 408, 419, 422) } qw(content field mapped)]
---- more_headers
-Content-Type: application/x-www-form-urlencoded
+--- more_headers: Content-Type: application/x-www-form-urlencoded
 --- error_code eval: [(map { ($_) x 2 } 400, 404, 408, 419, 422) x 3]
 --- idempotency_status: NEW
 --- executions: 30
@@ -421,5 +420,4 @@ my $form = 'Content-Type: application/x-www-form-urlencoded';
 [('Content-Type: multipart/form-data; boundary=b') x 2, ('Content-Type: application/json') x 2,
  ("$form\nIdempotency-Key: head") x 2, ($form) x 12]
 --- error_code: 422 422 422 422 422 422 500 500 500 500 303 303 422 422 404 404 404 404
---- idempotency_status eval
-'NEW NEW ' . 'NEW REPLAYED ' x 6 . 'NEW NEW NEW REPLAYED'
+--- idempotency_status eval: 'NEW NEW ' . 'NEW REPLAYED ' x 6 . 'NEW NEW NEW REPLAYED'

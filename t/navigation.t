@@ -54,17 +54,13 @@ location / {
     add_header X-Key "[$idempotency_key]" always;
     proxy_pass http://backend;
 }
---- request eval
-at('type', @::forms)
---- more_headers eval
-twice(@::forms)
---- idempotency_status eval
-'NEW REPLAYED ' x @::forms
+--- request eval: at('type', @::forms)
+--- more_headers eval: twice(@::forms)
+--- idempotency_status eval: 'NEW REPLAYED ' x @::forms
 --- executions: 14
 
 === TEST 2: ... with and without fields, and for an upload
---- request eval
-[("POST /none") x 2, ("POST /upload\n$::upload") x 2]
+--- request eval: [("POST /none") x 2, ("POST /upload\n$::upload") x 2]
 --- more_headers eval
 [map "Content-Type: $_\n$::navigates", ('application/x-www-form-urlencoded') x 2,
      ('multipart/form-data; boundary=b') x 2]
@@ -85,12 +81,9 @@ a=1
 --- executions: 20
 
 === TEST 4: a browser says that it navigates, or, without that, that it takes HTML
---- request eval
-at('who', @::browsers)
---- more_headers eval
-twice(map "$::form\n$_", @::browsers)
---- idempotency_status eval
-'NEW REPLAYED ' x @::browsers
+--- request eval: at('who', @::browsers)
+--- more_headers eval: twice(map "$::form\n$_", @::browsers)
+--- idempotency_status eval: 'NEW REPLAYED ' x @::browsers
 --- executions: 9
 
 === TEST 5: what a script sends is as often meant as it is sent
@@ -109,10 +102,8 @@ n=%2B1
 --- executions: 19
 
 === TEST 6: another form is another one, and so is what came by another way
---- request eval
-["POST /two\na=1", "POST /two\na=2", "POST /two\na=1", "POST /two\na=1"]
---- more_headers eval
-[map "$::form\n$_", ($::navigates) x 2, '', $::navigates]
+--- request eval: ["POST /two\na=1", "POST /two\na=2", "POST /two\na=1", "POST /two\na=1"]
+--- more_headers eval: [map "$::form\n$_", ($::navigates) x 2, '', $::navigates]
 --- idempotency_status: NEW NEW - REPLAYED
 --- executions: 3
 
@@ -124,8 +115,7 @@ n=%2B1
  map "$::java\nIdempotency-Key: java-$_", 1, 2, 1]
 --- response_headers eval
 [map({ my $i = $_; map "X-Key: [$i-$_]", 1, 1, 2, 1 } 0 .. $#::keyed), map "X-Key: [java-$_]", 1, 2, 1]
---- idempotency_status eval
-'NEW REPLAYED NEW REPLAYED ' x @::keyed . 'NEW NEW REPLAYED'
+--- idempotency_status eval: 'NEW REPLAYED NEW REPLAYED ' x @::keyed . 'NEW NEW REPLAYED'
 --- executions eval: 2 * @::keyed + 2
 --- no_error_log: passed over
 
@@ -137,11 +127,9 @@ n=%2B1
  keys_of("Content-Type: multipart/form-data; boundary=b\n$::navigates")->@*,
  map("$::form\n$::navigates\nIdempotency-Key: $_", ('', '""') x 2, ("two\nIdempotency-Key: lines") x 2),
  keys_of("Content-Type: application/json\n$::navigates")->@*]
---- response_headers
-X-Key: []
+--- response_headers: X-Key: []
 --- idempotency_status: NEW REPLAYED NEW REPLAYED NEW REPLAYED REPLAYED REPLAYED REPLAYED REPLAYED - -
---- error_log eval
-qr/\[info\] .*idempotency: passed over the key of a navigation/
+--- error_log eval: qr/\[info\] .*idempotency: passed over the key of a navigation/
 
 === TEST 9: ... with content standing for any key, too, and whatever idempotency_key_format says
 --- config eval
@@ -157,8 +145,7 @@ EOC
 --- request
 POST /uuid
 a=1
---- more_headers eval
-keys_of("$::form\n$::navigates")
+--- more_headers eval: keys_of("$::form\n$::navigates")
 --- idempotency_status: NEW REPLAYED
 --- executions: 1
 
@@ -176,11 +163,9 @@ location / {
 ["POST /field\ntoken=t1&a=1", "POST /field\ntoken=t1&a=1",
  "POST /field\ntoken=t2&a=1", "POST /field\ntoken=t1&a=1",
  "POST /field\ntoken=t1&a=2", "POST /field\na=1", "POST /field\na=1"]
---- more_headers eval
-[map "$::form\n$::navigates\nIdempotency-Key: k$_", 1 .. 7]
+--- more_headers eval: [map "$::form\n$::navigates\nIdempotency-Key: k$_", 1 .. 7]
 --- error_code: 200 200 200 200 409 200 200
---- response_headers eval
-[map "X-Key: [$_]", qw(t1 t1 t2 t1 t1), '', '']
+--- response_headers eval: [map "X-Key: [$_]", qw(t1 t1 t2 t1 t1), '', '']
 --- idempotency_status: NEW REPLAYED NEW REPLAYED CONFLICT NEW REPLAYED
 --- executions: 3
 
@@ -221,8 +206,7 @@ EOC
 --- request
 POST /not-form
 a=1
---- more_headers eval
-keys_of("$::form\n$::navigates")
+--- more_headers eval: keys_of("$::form\n$::navigates")
 --- idempotency_status: NEW
 --- executions: 2
 
@@ -239,13 +223,11 @@ location / {
         empty_gif;
     }
 }
---- request eval
-[("POST /\na=12345678") x 6, "POST /field\n{\"a\":1234}"]
+--- request eval: [("POST /\na=12345678") x 6, "POST /field\n{\"a\":1234}"]
 --- more_headers eval
 ["$::form\nSec-Fetch-Mode: cors", $::form,
  map("Content-Type: application/json\n$_", $::navigates, $::chrome),
  "$::form\n$::navigates", "$::form\nSec-Fetch-Mode: cors\nIdempotency-Key: read",
  "Content-Type: application/json\nSec-Fetch-Mode: cors"]
 --- error_code: 405
---- response_headers eval
-[map "X-Read: [$_]", ('') x 4, ('a=12345678') x 2, '{"a":1234}']
+--- response_headers eval: [map "X-Read: [$_]", ('') x 4, ('a=12345678') x 2, '{"a":1234}']

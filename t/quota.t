@@ -44,8 +44,7 @@ location /reject { idempotency_in_progress reject; proxy_pass http://backend; }
 --- more_headers eval
 [from('1.1.2.1', 1 .. 8), 'X-From: 1.1.2.1', from('1.1.2.1', 9 .. 12), from('1.1.2.2', 1)]
 --- error_code: 200 200 200 200 200 429 429 503 429 200 200 200 200 200
---- idempotency_status eval
-'NEW ' x 5 . 'LIMITED ' x 4 . 'LIMITED_DRY_RUN ' . 'NEW ' x 4
+--- idempotency_status eval: 'NEW ' x 5 . 'LIMITED ' x 4 . 'LIMITED_DRY_RUN ' . 'NEW ' x 4
 --- executions: 10
 
 === TEST 3: tokens of content count as any

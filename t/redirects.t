@@ -68,8 +68,7 @@ cases(['/uri?status=404', 200, '^GET /there'], ['/status?status=404', 404, '^GET
       ['/file?status=404', 404, '^sorry$'], ['/outside?status=404', 307, ''],
       ['/dead', 203, '^POST /there'], ['/unused?status=201', 201])
 --- error_code eval: codes()
---- response_headers eval
-[('') x 15, ('Location: http://elsewhere/') x 2, ('') x 7]
+--- response_headers eval: [('') x 15, ('Location: http://elsewhere/') x 2, ('') x 7]
 --- response_body_like eval: bodies()
 --- idempotency_status eval: statuses()
 --- executions: 12
@@ -137,8 +136,7 @@ location @fallback { rewrite ^ /fallback?echo=1&status=203? break; proxy_pass ht
 --- request eval
 [map { ("POST $_?refused=1\nbody", ("POST $_?refused=1\nother") x 3, "POST $_?refused=1\nbody") } qw(/200 /own /kept)]
 --- error_code: 200 200 200 200 200 200 203 203 203 200 200 409 409 409 200
---- response_body_like eval
-[('^exec=', ('^POST /fallback') x 3, '^exec=') x 3]
+--- response_body_like eval: [('^exec=', ('^POST /fallback') x 3, '^exec=') x 3]
 --- idempotency_status eval: 'NEW CONFLICT CONFLICT CONFLICT REPLAYED ' x 3
 --- executions: 12
 
@@ -280,8 +278,7 @@ location = /part { idempotency zone=z; idempotency_methods GET POST; proxy_pass 
 my $part = '%3C!--%23%20include%20virtual=%22/part?noexec=1%26body=part%22%20--%3E';
 [@{cases(["/?ct=text/html&body=[$part|$part]", 200, '^\[part\|part\]$'],
          ['/?ct=text/html&body=' . $part =~ s/body=part/body=part%26status=500/r])}, 'POST /part']
---- more_headers eval
-[map "Idempotency-Key: $_", ('parts') x 3, ('fails') x 3, 'part']
+--- more_headers eval: [map "Idempotency-Key: $_", ('parts') x 3, ('fails') x 3, 'part']
 --- idempotency_status eval: statuses() . 'NEW'
 --- executions: 9
 

@@ -176,10 +176,8 @@ __DATA__
 --- response_body_like eval: $::problem
 
 === TEST 2: not_kept names the original's status
---- request eval
-[ map { ("POST /small?status=$_") x 2 } 201, 503 ]
---- more_headers eval
-[ map { ("Idempotency-Key: 4-$_") x 2 } 201, 503 ]
+--- request eval: [ map { ("POST /small?status=$_") x 2 } 201, 503 ]
+--- more_headers eval: [ map { ("Idempotency-Key: 4-$_") x 2 } 201, 503 ]
 --- error_code: 201 409 503 409
 --- idempotency_status: NEW NOT_KEPT NEW NOT_KEPT
 --- response_body_like eval: [ '', '"detail":"[^"]*\b201\b', '', '"detail":"[^"]*\b503\b' ]
@@ -201,8 +199,7 @@ Retry-After: %retry%
 --- response_body_like eval: page()
 
 === TEST 5: a page only where Accept prefers text/html to JSON
---- request
-POST /7
+--- request: POST /7
 --- more_headers eval
 [ '', map({ "Accept: $_" } '', '*/*', 'application/json', 'application/problem+json', 'application/*',
   'application/json, text/plain, */*', 'application/json, text/html;q=0.9',
@@ -210,12 +207,10 @@ POST /7
   'text/html;q=0.000, */*', 'text/html;q=0.8, application/*;q=0.9', 'text/htmlx', 'xtext/html', 'text/plain',
   'image/png', 'garbage', ',;,q=;'), "Accept: application/json\nAccept: text/html;q=0.5" ]
 --- idempotency_status: MISSING
---- response_headers
-Content-Type: application/problem+json
+--- response_headers: Content-Type: application/problem+json
 
 === TEST 6: ... and then always
---- request
-POST /8
+--- request: POST /8
 --- more_headers eval
 [ map({ "Accept: $_" } 'text/html', 'TEXT/HTML', 'text/html;level=1', 'text/html ; q=1.000', 'text/html;Q=0.5',
   'text/html, */*;q=0.8', '*/*;q=0.8,text/html', 'text/html;q=0.9, application/json;q=0.5',
@@ -224,8 +219,7 @@ POST /8
   . 'application/signed-exchange;v=b3;q=0.7'),
   $::firefox, "Accept: application/json;q=0.5\nAccept: text/html" ]
 --- idempotency_status: MISSING
---- response_headers
-Content-Type: text/html; charset=utf-8
+--- response_headers: Content-Type: text/html; charset=utf-8
 
 === TEST 7: $idempotency_detail is its sentence
 --- config eval
@@ -244,8 +238,7 @@ location / {
     sub_filter '"detail":"$sent_http_x_detail"' '"detail":told';
     proxy_pass http://backend;
 }
---- request eval
-[ map { my $r = "POST /9\ntoken=$_"; $r, $r } 'x', 'x' x 100_000 ]
+--- request eval: [ map { my $r = "POST /9\ntoken=$_"; $r, $r } 'x', 'x' x 100_000 ]
 --- more_headers eval
 [ map { my $coding = $_; map { "Content-Type: application/x-www-form-urlencoded\n$coding$_" } '', $::firefox . $::form }
       "Content-Encoding: gzip\n", '' ]
@@ -272,8 +265,7 @@ open my $f, '<', "/proc/$master/task/$master/children" or die;
 my @workers = split ' ', <$f>;
 kill KILL => @workers;
 $c->closed;
---- request eval
-[ map { "POST /?id=10&gate=1\n$_" } qw(b b b c) ]
+--- request eval: [ map { "POST /?id=10&gate=1\n$_" } qw(b b b c) ]
 --- more_headers eval
 [ map { "Idempotency-Key: 10\n$_" } $::firefox . $::form, '', ('X-Dry: 1') x 2 ]
 --- idempotency_status: IN_DOUBT IN_DOUBT IN_DOUBT_DRY_RUN CONFLICT_DRY_RUN
@@ -291,40 +283,33 @@ location / {
     idempotency_in_progress reject;
     proxy_pass http://backend;
 }
---- init
-pending(POST => '/?id=11&gate=1', body => 'b');
+--- init: pending(POST => '/?id=11&gate=1', body => 'b');
 --- request
 POST /?id=11&gate=1
 b
---- more_headers eval
-[ map { "${main::firefox}Referer: $$_[0]" } @::referers ]
+--- more_headers eval: [ map { "${main::firefox}Referer: $$_[0]" } @::referers ]
 --- idempotency_status: IN_PROGRESS
---- response_body_like eval
-[ map { '(?si)\A' . leading(($$_[1]) x 2) } @::referers ]
+--- response_body_like eval: [ map { '(?si)\A' . leading(($$_[1]) x 2) } @::referers ]
 
 === TEST 11: ... but only to a path of this host that is safe
---- init
-pending(POST => '/?id=12&gate=1', body => 'b');
+--- init: pending(POST => '/?id=12&gate=1', body => 'b');
 --- request
 POST /?id=12&gate=1
 b
---- more_headers eval
-[ $::firefox, map { "${main::firefox}Referer: $_" } @::elsewhere ]
+--- more_headers eval: [ $::firefox, map { "${main::firefox}Referer: $_" } @::elsewhere ]
 --- idempotency_status: IN_PROGRESS
 --- response_body_like eval: '(?si)\A' . leading()
 
 === TEST 12: idempotency_docs: the base of the type, and a Link
 --- config eval: places('idempotency_docs https://example.com/idempotency;')
 --- refused eval: $::all
---- response_headers_like
-Link: <https://example.com/idempotency>; rel="describedby"
+--- response_headers_like: Link: <https://example.com/idempotency>; rel="describedby"
 --- response_body_like: "type":"https://example.com/idempotency#%name%"
 
 === TEST 13: idempotency_docs: a Link of a page, too, and of nothing else
 --- refused eval: $::all
 --- more_headers eval: $::firefox
---- response_headers_like
-Link: <https://example.com/idempotency>; rel="describedby"
+--- response_headers_like: Link: <https://example.com/idempotency>; rel="describedby"
 
 === TEST 14: idempotency_status
 --- config eval
@@ -342,15 +327,12 @@ places('idempotency_status conflict=422 in_progress=425 not_kept=410 missing=428
 >>> refused.html
 a page of ours
 --- refused eval: $::kept
---- response_headers_like
-X-Refusal: %name%
+--- response_headers_like: X-Refusal: %name%
 --- response_body_like: \Aa page of ours\n\z
 
 === TEST 17: error_page leaves what an upstream says by itself, first or again
---- request eval
-[ ('POST /17?status=409') x 2, 'GET /17?status=409' ]
---- more_headers
-Idempotency-Key: 17
+--- request eval: [ ('POST /17?status=409') x 2, 'GET /17?status=409' ]
+--- more_headers: Idempotency-Key: 17
 --- error_code: 409
 --- idempotency_status: NEW REPLAYED -
 --- response_body_like: exec=
@@ -378,10 +360,8 @@ places('error_page 400 409 @proxied;
 --- executions: 5
 
 === TEST 22: what error_page made of a refusal is no outcome of the token
---- request eval
-[ map { "POST /23\n$_" } qw(one other one) ]
---- more_headers
-Idempotency-Key: 23
+--- request eval: [ map { "POST /23\n$_" } qw(one other one) ]
+--- more_headers: Idempotency-Key: 23
 --- idempotency_status: NEW CONFLICT REPLAYED
 
 === TEST 23: an API's own shape, by name or by URI: the variables are there behind the redirect
@@ -398,10 +378,8 @@ Retry-After: %retry%
 
 === TEST 24: where nothing is refused there is no name for it, nor in a dry run
 --- config eval: places('location /dry { idempotency_dry_run on; proxy_pass http://backend; }')
---- request eval
-[ ("POST /26\nb") x 2, "POST /dry\none", "POST /dry\nother" ]
---- more_headers eval
-[ map { "Idempotency-Key: 26-$_" } 1, 1, 2, 2 ]
+--- request eval: [ ("POST /26\nb") x 2, "POST /dry\none", "POST /dry\nother" ]
+--- more_headers eval: [ map { "Idempotency-Key: 26-$_" } 1, 1, 2, 2 ]
 --- idempotency_status: NEW REPLAYED NEW_DRY_RUN CONFLICT_DRY_RUN
 --- response_headers
 ! X-Refusal
@@ -409,8 +387,7 @@ Retry-After: %retry%
 
 === TEST 25: no refusal is recorded
 --- config eval: places()
---- init
-pending(POST => '/?id=27&gate=1', key => '27-p', body => 'b');
+--- init: pending(POST => '/?id=27&gate=1', key => '27-p', body => 'b');
 --- request eval
 [ map({ "POST /27\n$_" } qw(b b b c c b)), ("POST /?id=27&gate=1\nb") x 2, ('POST /small') x 4 ]
 --- more_headers eval
@@ -420,8 +397,7 @@ MALFORMED MISSING NEW CONFLICT CONFLICT REPLAYED IN_PROGRESS IN_PROGRESS NEW NOT
 --- executions: 2
 
 === TEST 26: nothing of the URI is echoed unescaped
---- request eval
-[ map { "POST $_" } @::evil ]
+--- request eval: [ map { "POST $_" } @::evil ]
 --- idempotency_status: MISSING
 --- raw_response_headers_like: \A[ -~\r\n]*\z
 --- response_body_like eval
@@ -429,16 +405,14 @@ MALFORMED MISSING NEW CONFLICT CONFLICT REPLAYED IN_PROGRESS IN_PROGRESS NEW NOT
 . '"instance":"[\w:/?#\[\]@!\$&\'()*+,;=%.~-]+","retryable":false\}\r\n\z'
 
 === TEST 27: nothing of the URI is on a page, which leads home without a Referer
---- request eval
-[ map { "POST $_" } @::evil ]
+--- request eval: [ map { "POST $_" } @::evil ]
 --- more_headers eval: $::firefox
 --- idempotency_status: MISSING
 --- raw_response_headers_like: \A[ -~\r\n]*\z
 --- response_body_like: (?i)\A(?=.*<a href="/">)(?!.*(?:<script|<b>|<!--|</html>.*</html>))[ -~\r\n]*</html>\r\n\z
 
 === TEST 28: what nginx refuses by itself is no refusal of ours
---- request eval
-[ 'POST /30/%00', "POST /30?\x7f\x01\x1f" ]
+--- request eval: [ 'POST /30/%00', "POST /30?\x7f\x01\x1f" ]
 --- error_code: 400
 --- idempotency_status: -
 

@@ -80,11 +80,9 @@ location /methods { idempotency_methods POST HEAD GET; proxy_pass http://backend
 --- request eval
 thrice(map "/s?status=$_&reason=Own%20Words&h=ETag:%20%22e%22&h=Location:%20/l",
            @::statuses)
---- error_code eval
-[map { ($_) x 3 } @::statuses]
+--- error_code eval: [map { ($_) x 3 } @::statuses]
 --- raw_response_headers_like: ^HTTP/1.1 \d+ .*ETag: "e"
---- idempotency_status eval
-'NEW REPLAYED REPLAYED ' x @::statuses
+--- idempotency_status eval: 'NEW REPLAYED REPLAYED ' x @::statuses
 --- executions: 26
 
 === TEST 2: a reason of its own, none, and no content
@@ -102,12 +100,10 @@ thrice(map { my $at = $_; map "/$at?status=303&h=Location:%20$_", @::places }
        qw(x redirect))
 --- error_code: 303
 --- raw_response_headers_like: Location:
---- idempotency_status eval
-'NEW REPLAYED REPLAYED ' x 10
+--- idempotency_status eval: 'NEW REPLAYED REPLAYED ' x 10
 
 === TEST 4: all header lines, in their order, as often as they came
---- request eval
-thrice('/lines?' . escape(@::lines))
+--- request eval: thrice('/lines?' . escape(@::lines))
 --- response_headers
 X-Twice: one, two
 Set-Cookie: a=1; Path=/; HttpOnly, b=2; Path=/, a=1; Path=/; HttpOnly
@@ -121,8 +117,7 @@ ETag: "strong"
 thrice('/401?status=401&' . escape('WWW-Authenticate: Basic realm="a"',
                                    'WWW-Authenticate: Bearer'))
 --- error_code: 401
---- response_headers
-WWW-Authenticate: Basic realm="a", Bearer
+--- response_headers: WWW-Authenticate: Basic realm="a", Bearer
 --- idempotency_status: NEW REPLAYED REPLAYED
 
 === TEST 6: the upstream's date and server, where they are passed on, and only these
@@ -139,12 +134,10 @@ thrice('/type?noct=1', map '/type?ct=' . escape($_) =~ s/^h=//r,
        'text/html; charset=windows-1251', 'application/json',
        'text/plain;charset="UTF-8"; x=y', 'odd', 'multipart/mixed; boundary=b',
        'TEXT/HTML')
---- idempotency_status eval
-'NEW REPLAYED REPLAYED ' x 7
+--- idempotency_status eval: 'NEW REPLAYED REPLAYED ' x 7
 
 === TEST 8: Connection, Keep-Alive and the like belong to one hop
---- request eval
-thrice('/hop?' . escape(@::hop, 'X-Kept: yes'))
+--- request eval: thrice('/hop?' . escape(@::hop, 'X-Kept: yes'))
 --- response_headers eval
 [map "X-Kept: yes\nConnection: close" . $_, '',
      (join "\n! ", '', qw(Keep-Alive Upgrade TE Trailer Proxy-Connection
@@ -174,15 +167,12 @@ thrice('/hide/own?' . escape('Last-Modified: Mon, 28 Sep 1970 06:00:00 GMT',
 --- request eval
 [map "$_?size=100", ('HEAD /methods/h') x 3, ('GET /methods/g') x 3, 'HEAD /methods/g']
 --- error_code: 200 200 200 200 200 200 409
---- response_headers_like eval
-[('Content-Length: 100') x 6, '']
+--- response_headers_like eval: [('Content-Length: 100') x 6, '']
 --- idempotency_status: NEW REPLAYED REPLAYED NEW REPLAYED REPLAYED CONFLICT
 
 === TEST 12: nothing is marked that is no replay
---- request eval
-['GET /get', 'GET /get', 'POST /mark', 'POST /mark']
---- response_headers eval
-[('! Idempotent-Replayed') x 3, 'Idempotent-Replayed: true']
+--- request eval: ['GET /get', 'GET /get', 'POST /mark', 'POST /mark']
+--- response_headers eval: [('! Idempotent-Replayed') x 3, 'Idempotent-Replayed: true']
 --- idempotency_status: - - NEW REPLAYED
 
 === TEST 13: bodies of any size and length, all bytes, as one piece or many
@@ -204,25 +194,17 @@ location /pieces {
 }
 location /gzip { gzip on; gzip_types *; gzip_proxied any; proxy_pass http://backend; }
 location /small { idempotency_max_response 1k; proxy_pass http://backend; }
---- request eval
-thrice(sized(@::bodies))
+--- request eval: thrice(sized(@::bodies))
 --- response_body_filters: md5_hex
---- response_body eval
-[map { ($_) x 3 } sums(@::bodies)]
---- idempotency_status eval
-'NEW REPLAYED REPLAYED ' x @::bodies
+--- response_body eval: [map { ($_) x 3 } sums(@::bodies)]
+--- idempotency_status eval: 'NEW REPLAYED REPLAYED ' x @::bodies
 
 === TEST 14: a response that is too large is passed, and its repeats are told its status
---- request eval
-thrice(map "$_&status=201", sized(@::large))
---- error_code eval
-[(201, 409, 409) x @::large]
---- response_body_filters eval
-sub { length $_[0] > 1000 ? md5_hex($_[0]) : $_[0] }
---- response_body_like eval
-[map { ($_, ('\b201\b') x 2) } sums(@::large)]
---- idempotency_status eval
-'NEW NOT_KEPT NOT_KEPT ' x @::large
+--- request eval: thrice(map "$_&status=201", sized(@::large))
+--- error_code eval: [(201, 409, 409) x @::large]
+--- response_body_filters eval: sub { length $_[0] > 1000 ? md5_hex($_[0]) : $_[0] }
+--- response_body_like eval: [map { ($_, ('\b201\b') x 2) } sums(@::large)]
+--- idempotency_status eval: 'NEW NOT_KEPT NOT_KEPT ' x @::large
 --- executions: 6
 
 === TEST 15: nor is any of these replayed that only a handler of nginx can set
@@ -256,8 +238,7 @@ location /default { idempotency_replay_header Idempotent-Replayed; proxy_pass ht
 --- request eval
 [map { ($_) x 2 } 'POST /mark', map({ ("POST /$_?h=X-Replayed:%20a&h=x-replayed:%20b&h=Idempotent-Replayed:%20c") }
                                       'mark/own', 'off', 'default')]
---- more_headers eval
-[map { ("Idempotency-Key: mark-$_") x 2 } 1 .. 4]
+--- more_headers eval: [map { ("Idempotency-Key: mark-$_") x 2 } 1 .. 4]
 --- raw_response_headers_like eval
 ['X-Status: NEW', 'X-Replayed: true(?s:.*)X-Status: REPLAYED',
  'X-Replayed: a\r\nx-replayed: b\r\nIdempotent-Replayed: c\r\n(?s:.*)X-Status: NEW',

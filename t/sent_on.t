@@ -18,8 +18,7 @@ location /bypass  { idempotency zone=z; idempotency_bypass 1;
                     try_files /none @rejects; }
 location @rejects { idempotency zone=z; idempotency_missing_key reject;
                     proxy_pass http://backend; }
---- request eval
-["POST /strict\nb", "POST /loose\nb", "POST /bypass\nb"]
+--- request eval: ["POST /strict\nb", "POST /loose\nb", "POST /bypass\nb"]
 --- error_code: 200 400 400
 --- idempotency_status: - MISSING MISSING
 --- executions: 1
@@ -33,8 +32,7 @@ location /sent  { idempotency zone=z; idempotency_scope here;
 location @there { idempotency zone=z; idempotency_scope there;
                   idempotency_status conflict=418;
                   proxy_pass http://backend; }
---- request eval
-["POST /sent\nb", "POST /sent\nb", "POST /sent\nc", "POST /sent\nb"]
+--- request eval: ["POST /sent\nb", "POST /sent\nb", "POST /sent\nc", "POST /sent\nb"]
 --- more_headers eval
 ["Idempotency-Key: there\nOther: 1", "Idempotency-Key: there\nOther: 2",
  "Idempotency-Key: there\nOther: 1", "Idempotency-Key: elsewhere\nOther: 1"]
@@ -67,8 +65,7 @@ location @refused { idempotency zone=z; proxy_pass http://backend; }
 --- more_headers
 Idempotency-Key: refused
 Transfer-Encoding: chunked
---- request eval
-[("POST /body\n" . "14\r\n" . "b" x 20 . "\r\n0\r\n\r\n") x 2]
+--- request eval: [("POST /body\n" . "14\r\n" . "b" x 20 . "\r\n0\r\n\r\n") x 2]
 --- error_code: 200
 --- idempotency_status: -
 --- executions: 2
@@ -84,10 +81,8 @@ location /warn { idempotency zone=z; idempotency_similar warn;
 location /dry  { idempotency zone=z; idempotency_missing_key reject;
                  idempotency_dry_run on; proxy_pass http://backend; }
 location /bad  { idempotency zone=z; idempotency_missing_key reject; }
---- request eval
-["POST /warn\nb", "POST /warn\nb", "POST /dry\nb", "POST /bad\nb"]
---- more_headers eval
-["Idempotency-Key: one", "Idempotency-Key: two", "", ""]
+--- request eval: ["POST /warn\nb", "POST /warn\nb", "POST /dry\nb", "POST /bad\nb"]
+--- more_headers eval: ["Idempotency-Key: one", "Idempotency-Key: two", "", ""]
 --- error_code: 200 200 200 400
 --- idempotency_status: NEW SIMILAR MISSING_DRY_RUN MISSING
 --- response_headers eval

@@ -30,10 +30,8 @@ __DATA__
 idempotency zone=z;
 location / { proxy_pass http://backend; }
 location /off { idempotency_similar off; proxy_pass http://backend; }
---- request eval
-[map "POST $_\na=1", ('/') x 4, ('/off') x 4]
---- more_headers eval
-with(('off1', 'off2') x 2, ('off3', 'off4') x 2)
+--- request eval: [map "POST $_\na=1", ('/') x 4, ('/off') x 4]
+--- more_headers eval: with(('off1', 'off2') x 2, ('off3', 'off4') x 2)
 --- idempotency_status: NEW NEW REPLAYED REPLAYED NEW NEW REPLAYED REPLAYED
 --- executions: 4
 
@@ -49,13 +47,11 @@ location / {
 --- request
 POST /warn
 a=1
---- more_headers eval
-with(map "warn-$_", qw(k l m k l m l))
+--- more_headers eval: with(map "warn-$_", qw(k l m k l m l))
 --- idempotency_status: NEW SIMILAR SIMILAR REPLAYED REPLAYED REPLAYED REPLAYED
 --- executions: 3
 --- grep_error_log eval: qr/\[warn\].*content just seen, token: [0-9a-f]{64}(?!.*warn-[klm])/
---- grep_error_log_out eval
-qr/\A(?:.*just seen.*\n){2}\z/
+--- grep_error_log_out eval: qr/\A(?:.*just seen.*\n){2}\z/
 
 === TEST 3: reject: refused, and its key is not bound
 --- config
@@ -72,8 +68,7 @@ location /sooner { idempotency_in_progress reject; proxy_pass http://backend; }
 [map { my $at = $_; map "POST $at\na=$_", (1) x 5, 2, 1, 2 } qw(/reject /any)]
 --- more_headers eval
 with(map { my $at = $_; map "$at-$_", qw(k l m k l l l k) } qw(reject any))
---- error_code eval
-[(200, 409, 409, 200, 409, 200, 409, 409) x 2]
+--- error_code eval: [(200, 409, 409, 200, 409, 200, 409, 409) x 2]
 --- idempotency_status eval
 'NEW SIMILAR SIMILAR REPLAYED SIMILAR NEW CONFLICT CONFLICT ' x 2
 --- executions: 4
@@ -82,12 +77,9 @@ with(map { my $at = $_; map "$at-$_", qw(k l m k l l l k) } qw(reject any))
 --- request
 POST /others
 a=1
---- more_headers eval
-[each_of(a => @::others), each_of(b => @::others)]
---- error_code eval
-[(200) x @::others, (409) x @::others]
---- idempotency_status eval
-'NEW ' x @::others . ' SIMILAR' x @::others
+--- more_headers eval: [each_of(a => @::others), each_of(b => @::others)]
+--- error_code eval: [(200) x @::others, (409) x @::others]
+--- idempotency_status eval: 'NEW ' x @::others . ' SIMILAR' x @::others
 --- executions: 16
 
 === TEST 5: nor is another method, path, body, or other arguments; but another spelling is
@@ -95,19 +87,15 @@ a=1
 [map(("$_ /a", "$_ /a\na=1&b=2", "$_ /a2\na=1", "$_ /a?x=1\na=1", "$_ /a\na=2"),
      'POST', 'PATCH'),
  "POST /a\nb=2&a=%31", "PATCH /a", "POST /a?x=1\na=%31"]
---- more_headers eval
-with(map "action-$_", 1 .. 13)
---- error_code eval
-[(200) x 10, (409) x 3]
---- idempotency_status eval
-'NEW ' x 10 . 'SIMILAR ' x 3
+--- more_headers eval: with(map "action-$_", 1 .. 13)
+--- error_code eval: [(200) x 10, (409) x 3]
+--- idempotency_status eval: 'NEW ' x 10 . 'SIMILAR ' x 3
 
 === TEST 6: who is known may change networks and browsers, and his cookies may tick
 --- request
 POST /who
 a=1
---- more_headers eval
-[each_of(who => @::same)]
+--- more_headers eval: [each_of(who => @::same)]
 --- error_code: 200 409 409 409
 --- idempotency_status: NEW SIMILAR SIMILAR SIMILAR
 
@@ -116,8 +104,7 @@ a=1
 POST /keyless
 a=1
 --- idempotency_status: - -
---- more_headers eval
-[$::form, $::form]
+--- more_headers eval: [$::form, $::form]
 
 === TEST 8: while the first is being executed another one is similar, its repeat is not
 --- init
@@ -126,8 +113,7 @@ pending(POST => '/sooner?id=s1&gate=1', key => 's1', body => 'a=1',
 --- request
 POST /sooner?id=s1&gate=1
 a=1
---- more_headers eval
-with(qw(s2 s1))
+--- more_headers eval: with(qw(s2 s1))
 --- error_code: 409
 --- idempotency_status: SIMILAR IN_PROGRESS
 
@@ -135,14 +121,12 @@ with(qw(s2 s1))
 --- request
 POST /refusal
 a=1
---- more_headers eval
-with(qw(r1 r2), "r3\nAccept: text/html")
+--- more_headers eval: with(qw(r1 r2), "r3\nAccept: text/html")
 --- error_code: 200 409 409
 --- response_headers_like eval
 ['', map "Content-Type: $_", 'application/problem\+json', 'text/html.*']
 --- raw_response_headers_unlike: Retry-After
---- response_body_like eval
-['exec', '"status":\s*409', '<html']
+--- response_body_like eval: ['exec', '"status":\s*409', '<html']
 
 === TEST 10: idempotency_status, idempotency_docs and error_page
 --- config
@@ -157,10 +141,8 @@ location / {
 }
 location /error_page { error_page 409 = /similar.html; proxy_pass http://backend; }
 location = /similar.html { return 200 "just sent\n"; }
---- request eval
-[("POST /status\na=1") x 2, ("POST /error_page\na=1") x 2]
---- more_headers eval
-with(map "status-$_", 1 .. 4)
+--- request eval: [("POST /status\na=1") x 2, ("POST /error_page\na=1") x 2]
+--- more_headers eval: with(map "status-$_", 1 .. 4)
 --- error_code: 200 429 200 200
 --- response_body_like eval
 ['exec', '(?s)https://example\.com/docs#similar".*"status":\s*429', 'exec',
@@ -204,8 +186,7 @@ location / {
 }
 --- request eval
 [map("POST /field\na=1&tok=$_", 'k', 'l'), map "POST /ignored\na=1&tok=$_", qw(m n m)]
---- more_headers eval
-$::form
+--- more_headers eval: $::form
 --- error_code: 200 200 200 409 200
 --- idempotency_status: NEW NEW NEW SIMILAR REPLAYED
 
@@ -221,8 +202,7 @@ location / {
 --- request
 POST /content
 a=1
---- more_headers eval
-[$::form, $::form, @{with(qw(c1 c2))}]
+--- more_headers eval: [$::form, $::form, @{with(qw(c1 c2))}]
 --- error_code: 200 200 200 409
 --- idempotency_status: NEW REPLAYED NEW SIMILAR
 
@@ -241,16 +221,13 @@ location @up { proxy_pass http://backend; }
 --- request eval
 [map(("POST $_") x 3, '/?h=X-Accel-Idempotency:%20release', '/keep?status=500',
      '/retry?close=1', '/down')]
---- more_headers eval
-with(map(("$_-k", "$_-k", "$_-l"), qw(release keep retry down)))
+--- more_headers eval: with(map(("$_-k", "$_-k", "$_-l"), qw(release keep retry down)))
 --- error_code: 200 200 200 500 500 500 502 502 502 502 502 502
 --- idempotency_status: NEW
 
 === TEST 15: what may have been executed was seen: in doubt, an error, at another upstream
---- request eval
-[map(("POST $_") x 2, '/?close=1', '/?status=500', '/balanced')]
---- more_headers eval
-with(map "seen-$_", 1 .. 6)
+--- request eval: [map(("POST $_") x 2, '/?close=1', '/?status=500', '/balanced')]
+--- more_headers eval: with(map "seen-$_", 1 .. 6)
 --- error_code: 502 409 500 409 200 409
 --- idempotency_status: NEW SIMILAR NEW SIMILAR NEW SIMILAR
 
@@ -262,8 +239,7 @@ idempotency_content_window 300s;
 
 location / { proxy_pass http://$http_x_to; }
 location /reject { idempotency_similar reject; proxy_pass http://$http_x_to; }
---- request eval
-[map "POST $_", ('/second') x 4, ('/first') x 3, ('/reject') x 3]
+--- request eval: [map "POST $_", ('/second') x 4, ('/first') x 3, ('/reject') x 3]
 --- more_headers eval
 my ($up, $down) = map "X-To: $_", @ENV{qw(TEST_NGINX_BACKEND TEST_NGINX_DEAD)};
 [each_of(to => $down, $up, $up), "Idempotency-Key: to-0\n$up",
@@ -283,9 +259,7 @@ location / {
     proxy_pass http://backend;
 }
 EOC
---- request
-POST /dry
---- more_headers eval
-with(map "dry-$_", qw(k l l k))
+--- request: POST /dry
+--- more_headers eval: with(map "dry-$_", qw(k l l k))
 --- idempotency_status: NEW_DRY_RUN SIMILAR_DRY_RUN REPLAYED_DRY_RUN REPLAYED_DRY_RUN
 --- executions: 4

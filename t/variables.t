@@ -70,14 +70,12 @@ location /told {
     sub_filter "X-Got: $sent_http_x_all" "what the client gets";
     proxy_pass http://backend;
 }
---- init
-pending(POST => '/?id=1-pending&gate=1', key => 'v2', body => 'b');
+--- init: pending(POST => '/?id=1-pending&gate=1', key => 'v2', body => 'b');
 --- request eval
 [ "POST /1\nb", "POST /1\nb", "POST /1\nc", "POST /?id=1-pending&gate=1\nb", "POST /small", "POST /small",
   'POST /reject', 'POST /1', 'POST /bypass', 'POST /1', 'GET /1', 'PUT /1', 'POST /off', 'POST /return',
   'GET /log' ]
---- more_headers eval
-with(qw(v1 v1 v1 v2 v3 v3), '', '"', 'v6', '', ('v7') x 5)
+--- more_headers eval: with(qw(v1 v1 v1 v2 v3 v3), '', '"', 'v6', '', ('v7') x 5)
 --- idempotency_status
 NEW REPLAYED CONFLICT IN_PROGRESS NEW NOT_KEPT MISSING MALFORMED BYPASS - - - - - -
 --- varies: X-All X-Age X-Replays
@@ -88,27 +86,21 @@ NEW REPLAYED CONFLICT IN_PROGRESS NEW NOT_KEPT MISSING MALFORMED BYPASS - - - - 
 --- request eval
 [ "POST /dry\nb", "POST /dry\nb", "POST /dry\nc", ('POST /dry/small') x 2, 'POST /dry', 'POST /dry',
   'POST /dry/pass', 'GET /dry', 'GET /log' ]
---- more_headers eval
-with(qw(d1 d1 d1 d2 d2), '', '"', '', 'd3', 'd3')
+--- more_headers eval: with(qw(d1 d1 d1 d2 d2), '', '"', '', 'd3', 'd3')
 --- idempotency_status eval
 CORE::join ' ', map({ $_ . '_DRY_RUN' } qw(NEW REPLAYED CONFLICT NEW NOT_KEPT MISSING MALFORMED)), '- - -'
 --- response_body_like eval
 [ ('') x 9, '\A(?!.*/(?!ver )\S* differs).*/dry agrees\n/dry agrees\n/dry agrees\n' ]
 
 === TEST 3: $idempotency_key: a string's content, and nothing of what is malformed or not protected
---- request eval
-[ ('POST /3') x 4, 'POST /off' ]
---- more_headers eval
-with('a b', '"a \"b\\\\"; v=1', '', '"k4', 'k5')
---- response_headers eval
-[ 'X-Key: a b', 'X-Key: a "b\\', ('! X-Key') x 3 ]
+--- request eval: [ ('POST /3') x 4, 'POST /off' ]
+--- more_headers eval: with('a b', '"a \"b\\\\"; v=1', '', '"k4', 'k5')
+--- response_headers eval: [ 'X-Key: a b', 'X-Key: a "b\\', ('! X-Key') x 3 ]
 --- error_code: 200 200 200 400 200
 
 === TEST 4: $idempotency_token is that of the key, $idempotency_digest that of the content
---- request eval
-[ map { "POST /4\n$_" } qw(b b b c b b b) ]
---- more_headers eval
-with('t1', 't1', '"t1"', 't1', "t1\nAuthorization: x", 't2', '')
+--- request eval: [ map { "POST /4\n$_" } qw(b b b c b b b) ]
+--- more_headers eval: with('t1', 't1', '"t1"', 't1', "t1\nAuthorization: x", 't2', '')
 --- idempotency_status: NEW REPLAYED REPLAYED CONFLICT REPLAYED NEW -
 --- varies: X-All X-Age X-Replays
 --- response_headers eval
@@ -120,20 +112,16 @@ my ($b, $c) = qw(d41c172f77a6bb3a12803c187fe232e51df8a4399fe803ac8b41fb6a3d4e7a3
   "! X-Token\n! X-Digest" ]
 
 === TEST 5: $idempotency_replays counts replays, and no refusals; what is new has no $idempotency_age
---- request eval
-[ map { "POST /5\n$_" } qw(b b b b c b) ]
---- more_headers
-Idempotency-Key: a1
+--- request eval: [ map { "POST /5\n$_" } qw(b b b b c b) ]
+--- more_headers: Idempotency-Key: a1
 --- error_code: 200 200 200 200 409 200
 --- response_headers_like eval
 [ "X-Replays:\nX-Age:", (map { "X-Replays: $_\nX-Age: " . '\d+' } @::replays[0 .. 2]), 'X-Replays: .*',
   "X-Replays: $::replays[3]\nX-Age: " . '\d+' ]
 
 === TEST 6: those that are asked for too early are not stuck
---- request eval
-[ ('POST /early') x 2 ]
---- more_headers
-Idempotency-Key: early
+--- request eval: [ ('POST /early') x 2 ]
+--- more_headers: Idempotency-Key: early
 --- idempotency_status: NEW REPLAYED
 --- response_headers_like eval
 [ map { "X-All: $_" . '\|early\|[0-9a-f]{64}\|[0-9a-f]{64}' } qw(NEW REPLAYED) ]
@@ -143,10 +131,8 @@ Idempotency-Key: early
 --- request
 POST /told?echo=1
 b
---- more_headers
-Idempotency-Key: "told"
---- response_headers_like
-X-All: NEW\|told\|[0-9a-f]{64}\|[0-9a-f]{64}
+--- more_headers: Idempotency-Key: "told"
+--- response_headers_like: X-All: NEW\|told\|[0-9a-f]{64}\|[0-9a-f]{64}
 --- response_body_like: what the client gets
 
 === TEST 8: $idempotency_expires: the seconds until the token is free
@@ -168,13 +154,11 @@ location /two { idempotency_window 90s; proxy_pass http://backend; }
 location /large { idempotency_max_response 10; proxy_pass http://backend; }
 location /off { idempotency off; proxy_pass http://backend; }
 location /log { idempotency off; default_type text/plain; alias logs/ends.log; }
---- init
-pending(POST => '/?id=8-pending&gate=1', key => 'e4', body => 'b');
+--- init: pending(POST => '/?id=8-pending&gate=1', key => 'e4', body => 'b');
 --- request eval
 [ "POST /8?echo=1\nb", "POST /8?echo=1\nb", "POST /8?echo=1\nother", "POST /two?status=429\nb",
   "POST /large", "POST /large", "POST /?id=8-pending&gate=1\nb", 'POST /8?echo=1', 'POST /off?echo=1', 'GET /log' ]
---- more_headers eval
-with(qw(e1 e1 e1 e2 e3 e3 e4), '', 'e5', 'e5')
+--- more_headers eval: with(qw(e1 e1 e1 e2 e3 e3 e4), '', 'e5', 'e5')
 --- idempotency_status: NEW REPLAYED CONFLICT NEW NEW NOT_KEPT IN_PROGRESS - - -
 --- error_code: 200 200 409 429 200 409 409 200 200 200
 --- varies: X-Expires
