@@ -3,12 +3,8 @@
 # docs/directives.md, idempotency_api: the page, records in pages, one record by
 # its key, what may be done to it, and who may ask for all that.
 
-use strict;
-use warnings;
-
 use FindBin;
 use lib "$FindBin::Bin/lib";
-
 use Idempotency;
 
 use IO::Socket::UNIX;

@@ -3,14 +3,9 @@
 # The documents: links lead somewhere, each directive and variable of the module
 # has its entry and nothing else has, and what looks like a configuration is one.
 
-use strict;
-use warnings;
-
 use Digest::SHA qw(sha256_hex);
 use File::Basename qw(dirname);
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 use Pages;
 

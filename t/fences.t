@@ -4,12 +4,7 @@
 # whoever has it, whatever the clocks of the machines say; and whoever meets a claim
 # is told its fence.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 use JSON::PP;
 use Redis;

@@ -3,8 +3,7 @@
 # docs/guarantees.md, "What is in a replay": nginx's own filters act on a replay
 # as they did on the original, for the client that asks now.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 
 use IO::Uncompress::Gunzip qw(gunzip);

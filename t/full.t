@@ -4,8 +4,7 @@
 # outcome could not be kept, nothing kept is lost, and what has expired makes
 # room by itself.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 use Stress;
 

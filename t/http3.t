@@ -3,8 +3,7 @@
 # HTTP/3: a QUIC connection that is closed, or idles out, would end its requests
 # on the spot. An owner's is carried through all the same, as docs/requests.md, has it.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 
 my $client = (grep -x, map { "$_/gtlsclient" } split /:/, $ENV{PATH})[0];

@@ -3,12 +3,7 @@
 # docs/directives.md, idempotency_api: what is counted and how it is told, in
 # /metrics and /zones: each request once, whatever comes of it.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 
 use JSON::PP qw(decode_json);

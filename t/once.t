@@ -3,8 +3,7 @@
 # What has a key is sent to an upstream once: nginx goes on to the next one
 # only if not a byte of it was sent, whatever the method.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 use IO::Socket::INET;
 

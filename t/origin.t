@@ -4,8 +4,7 @@
 # where an internal redirect had led to another than the request's own; if
 # that location has gone, it is not sent.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 
 my $lua = has_module('ngx_http_lua_module') && has_module('ndk_http_module');

@@ -4,8 +4,7 @@
 # it sets counts, whom it turns away is asked for no body and claims nothing.
 # Lua moves its handler behind all others at its first request.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 
 my $lua = has_module('ngx_http_lua_module') && has_module('ndk_http_module');

@@ -3,12 +3,7 @@
 # docs/directives.md, idempotency_api, /outcome: what a client learns of its own
 # key, and nobody else.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 
 use JSON::PP qw(decode_json);

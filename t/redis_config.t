@@ -3,12 +3,7 @@
 # The idempotency_redis block: what may stand in it, and what one line says where
 # it is wrong. docs/directives.md, "idempotency_redis".
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use File::Temp ();
 use Idempotency;
 

@@ -4,8 +4,7 @@
 # response too, and none of them executes. After any other release exactly one
 # of them does.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 use Stress;
 

@@ -4,12 +4,7 @@
 # digest key nothing of a client can be tried that a store or a log has, and that
 # a store goes on with the key that it has.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Digest::SHA qw(hmac_sha256 sha256);
 use File::Temp ();
 use MIME::Base64 qw(encode_base64);

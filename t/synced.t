@@ -5,12 +5,7 @@
 # of the response. Asked of the system calls of a worker and its threads, in their
 # order, as strace sees them.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 use Restart;
 

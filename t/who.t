@@ -3,12 +3,8 @@
 # docs/directives.md, idempotency_identity: who asks, as the configuration and
 # the names of real headers tell.
 
-use strict;
-use warnings;
-
 use FindBin;
 use lib "$FindBin::Bin/lib";
-
 use Idempotency;
 
 

@@ -3,8 +3,7 @@
 # A response is recorded as the client got it, whole, or not at all: then a
 # repeat is refused, and gets neither a part of it nor more than it had.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 
 my $lua = has_module('ngx_http_lua_module') && has_module('ndk_http_module');
