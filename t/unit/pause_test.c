@@ -91,6 +91,17 @@ begin(ngx_uint_t strict)
 }
 
 
+/* ... which others share */
+
+static void
+begin_shared(void)
+{
+    behind = &double_shared;
+    ngx_queue_init(&ngx_posted_events);
+    begin(0);
+}
+
+
 static void
 end(void)
 {
@@ -118,6 +129,7 @@ end(void)
     }
 
     unit_unshared(zone.shm.addr, ZONE);
+    behind = &double_backing;
 }
 
 
@@ -145,6 +157,18 @@ claim(ngx_idempotency_claim_t *claim, u_char token)
 }
 
 
+/* again, and is answered */
+
+static ngx_uint_t
+asks(ngx_idempotency_claim_t *claim)
+{
+    claim->op.now = ngx_current_msec;
+    check_equal(ngx_idempotency_shm_engine.claim(&store, claim), NGX_OK);
+
+    return claim->op.result;
+}
+
+
 static void
 complete(ngx_idempotency_claim_t *claim)
 {
@@ -169,6 +193,17 @@ static ngx_uint_t
 taken(void)
 {
     return double_batches[0] ? double_batches[0]->n : 0;
+}
+
+
+/* that alone */
+
+static ngx_uint_t
+takes(void)
+{
+    check_equal(taken(), 1);
+
+    return taken() ? double_batches[0]->items[0].what : 0;
 }
 
 
@@ -220,10 +255,7 @@ hears(ngx_idempotency_claim_t *claim)
         ngx_idempotency_shm_dequeue(&claim->op);
     }
 
-    claim->op.now = ngx_current_msec;
-
-    check_equal(ngx_idempotency_shm_engine.claim(&store, claim), NGX_OK);
-    check_equal(claim->op.result, NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(asks(claim), NGX_IDEMPOTENCY_CLAIMED);
 }
 
 
@@ -336,8 +368,7 @@ unit_case("a claim is there before it is granted")
         claim(&claims[1], 'a');
         check_equal(claims[1].op.waiting, 1);
 
-        check_equal(taken(), 1);
-        check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_ASK);
+        check_equal(takes(), NGX_IDEMPOTENCY_ITEM_ASK);
         answers(1);
         check_equal(taken(), 0);
 
@@ -429,16 +460,13 @@ unit_case("what is granted when its lease may be over is given back")
 {
     ngx_idempotency_claim_t  c;
 
-    behind = &double_shared;
-    ngx_queue_init(&ngx_posted_events);
-    begin(0);
+    begin_shared();
 
     claim(&c, 'a');
     round_ends();
     check_equal(taken(), 1);
     answers(59999);
-    check_equal(ngx_idempotency_shm_engine.claim(&store, &c), NGX_OK);
-    check_equal(c.op.result, NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(asks(&c), NGX_IDEMPOTENCY_CLAIMED);
     complete(&c);
     round_ends();
     check_equal(taken(), 1);
@@ -446,22 +474,16 @@ unit_case("what is granted when its lease may be over is given back")
 
     claim(&c, 'b');
     round_ends();
-    check_equal(taken(), 1);
-    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_ASK);
+    check_equal(takes(), NGX_IDEMPOTENCY_ITEM_ASK);
     answers(60000);
     round_ends();
 
-    check_equal(taken(), 1);
-    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_RELEASE);
+    check_equal(takes(), NGX_IDEMPOTENCY_ITEM_RELEASE);
 
-    c.op.now = ngx_current_msec;
-    check_equal(ngx_idempotency_shm_engine.claim(&store, &c), NGX_OK);
-    check_equal(c.op.result, NGX_IDEMPOTENCY_UNAVAILABLE);
+    check_equal(asks(&c), NGX_IDEMPOTENCY_UNAVAILABLE);
 
     answers(1);
     end();
-
-    behind = &double_backing;
 }
 
 
@@ -472,17 +494,13 @@ unit_case("... also behind its answer")
 {
     ngx_idempotency_claim_t  c;
 
-    behind = &double_shared;
-    ngx_queue_init(&ngx_posted_events);
-    begin(0);
+    begin_shared();
 
     claim(&c, 'a');
     round_ends();
     answers(1);
     ngx_current_msec += 59999;
-    c.op.now = ngx_current_msec;
-    check_equal(ngx_idempotency_shm_engine.claim(&store, &c), NGX_OK);
-    check_equal(c.op.result, NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(asks(&c), NGX_IDEMPOTENCY_CLAIMED);
     complete(&c);
     round_ends();
     check_equal(taken(), 1);
@@ -492,17 +510,12 @@ unit_case("... also behind its answer")
     round_ends();
     answers(1);
     ngx_current_msec += 60000;
-    c.op.now = ngx_current_msec;
-    check_equal(ngx_idempotency_shm_engine.claim(&store, &c), NGX_OK);
-    check_equal(c.op.result, NGX_IDEMPOTENCY_UNAVAILABLE);
+    check_equal(asks(&c), NGX_IDEMPOTENCY_UNAVAILABLE);
     round_ends();
 
-    check_equal(taken(), 1);
-    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_RELEASE);
+    check_equal(takes(), NGX_IDEMPOTENCY_ITEM_RELEASE);
     answers(1);
     end();
-
-    behind = &double_backing;
 }
 
 
@@ -512,9 +525,7 @@ unit_case("... also to who took the question over")
 {
     ngx_idempotency_claim_t  c, next;
 
-    behind = &double_shared;
-    ngx_queue_init(&ngx_posted_events);
-    begin(0);
+    begin_shared();
 
     claim(&c, 'a');
     round_ends();
@@ -527,23 +538,19 @@ unit_case("... also to who took the question over")
     answers(1);
     round_ends();
 
-    check_equal(taken(), 1);
-    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_RELEASE);
+    check_equal(takes(), NGX_IDEMPOTENCY_ITEM_RELEASE);
     answers(1);
 
     next.op.now = ngx_current_msec;
     check_equal(ngx_idempotency_shm_engine.claim(&store, &next), NGX_AGAIN);
     round_ends();
     answers(1);
-    check_equal(ngx_idempotency_shm_engine.claim(&store, &next), NGX_OK);
-    check_equal(next.op.result, NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(asks(&next), NGX_IDEMPOTENCY_CLAIMED);
 
     complete(&next);
     round_ends();
     answers(1);
     end();
-
-    behind = &double_backing;
 }
 
 
@@ -554,15 +561,12 @@ unit_case("what a dead owner had is asked for before it is retried")
 {
     ngx_idempotency_claim_t  c, again;
 
-    behind = &double_shared;
-    ngx_queue_init(&ngx_posted_events);
-    begin(0);
+    begin_shared();
 
     claim(&c, 'a');
     round_ends();
     answers(1);
-    check_equal(ngx_idempotency_shm_engine.claim(&store, &c), NGX_OK);
-    check_equal(c.op.result, NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(asks(&c), NGX_IDEMPOTENCY_CLAIMED);
 
     double_workers[0].state = DOUBLE_DEAD;
     double_renew(1);
@@ -574,28 +578,22 @@ unit_case("what a dead owner had is asked for before it is retried")
     check_equal(ngx_idempotency_shm_engine.claim(&store, &again), NGX_AGAIN);
     round_ends();
 
-    check_equal(taken(), 1);
-    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_PUT);
+    check_equal(takes(), NGX_IDEMPOTENCY_ITEM_PUT);
     check_equal(double_batches[0]->items[0].outcome, NGX_IDEMPOTENCY_IN_DOUBT);
     answers(1);
 
     again.op.now = ngx_current_msec;
     check_equal(ngx_idempotency_shm_engine.claim(&store, &again), NGX_AGAIN);
     round_ends();
-    check_equal(taken(), 1);
-    check_equal(double_batches[0]->items[0].what, NGX_IDEMPOTENCY_ITEM_ASK);
+    check_equal(takes(), NGX_IDEMPOTENCY_ITEM_ASK);
     answers(1);
 
-    again.op.now = ngx_current_msec;
-    check_equal(ngx_idempotency_shm_engine.claim(&store, &again), NGX_OK);
-    check_equal(again.op.result, NGX_IDEMPOTENCY_CLAIMED);
+    check_equal(asks(&again), NGX_IDEMPOTENCY_CLAIMED);
 
     complete(&again);
     round_ends();
     answers(1);
     end();
-
-    behind = &double_backing;
 }
 
 
@@ -607,9 +605,7 @@ unit_case("available again: when all is told that was in vain")
     ngx_uint_t               i;
     ngx_idempotency_claim_t  c[3];
 
-    behind = &double_shared;
-    ngx_queue_init(&ngx_posted_events);
-    begin(0);
+    begin_shared();
 
     claim(&c[0], 'a');
     round_ends();
@@ -648,8 +644,6 @@ unit_case("available again: when all is told that was in vain")
     check_equal(taken(), 0);
 
     end();
-
-    behind = &double_backing;
 }
 
 
