@@ -1,9 +1,9 @@
 package Idempotency;
 
-# What the tests share: an upstream that counts, an nginx with the module, a
-# client that sees every byte. For scripts, where requests overlap or whole
-# responses are compared; a table of requests and answers is written in blocks,
-# see Test/Nginx/Idempotency.pm.
+# What the tests share: an upstream that counts, and an nginx with the module; with
+# Client.pm, which sees every byte, and Machine.pm: processes, files, ports, waiting.
+# For scripts, where requests overlap or whole responses are compared; a table of
+# requests and answers is written in blocks, see Test/Nginx/Idempotency.pm.
 #
 #       use Idempotency;                         # exports Test::More as well
 #       my $n = nginx(server => <<'EOC', workers => 2);
@@ -30,16 +30,9 @@ package Idempotency;
 #      $TEST_NGINX_RAND_PORT_n further free ports, $TEST_NGINX_ROOT its prefix.
 #    $n->post|get(URI, %o), $n->request(METHOD, URI, %o): one connection each.
 #      %o: key body headers => ['A: b'] type chunked => 1 | [pieces]
-#      version => '1.0' host close port timeout; returns the response:
-#      { status reason version head lines => [...] body trailers => [...]
-#        interim => [...] raw chunked broken closed }, methods header(NAME) (all
-#      values joined by ', '), has(NAME), replayed(). No answer: status 0.
-#    $n->start(METHOD, URI, %o): sends, returns the connection; ->response
-#      reads the next response, ->closed waits for EOF, ->close ->reset.
-#    Whatever waits does so for patience() seconds: far longer than any machine
-#      takes, so that it ends a test that fails, and none that is slow.
-#    $n->connect(port => N): a connection; ->send(bytes).
-#    message(METHOD, URI, %o): the bytes that request() sends.
+#      version => '1.0' host close port timeout; returns the response: Client.pm.
+#    $n->start(METHOD, URI, %o): sends, returns the connection.
+#    $n->connect(port => N): a connection.
 #    $n->curl(args): response as curl got it (HTTP/2, TLS); args may say URL
 #      paths as '/x' or full URLs.
 #    $n->log, $n->access_log (needs log lines in the config), $n->port(n),
@@ -48,8 +41,6 @@ package Idempotency;
 #      and returns 1, or 0 if nginx refused the configuration, $n->signal(QUIT),
 #      $n->stop (also at the end of the test; checks the log: no [alert],
 #      [emerg], [crit], Sanitizer report, nor a worker that died of a signal).
-#    told(responses): "200 NEW, 409 CONFLICT", of header lines X-Status.
-#    same_message(a, b, name): the comparison alone, without asking who is marked.
 #    config_test(%o): nginx -t with such a configuration: (ok, output, the file).
 #    in_memory(): no zone has anything behind it, see stored(). answers_late():
 #      the store does, and may not answer at all.
@@ -61,12 +52,6 @@ package Idempotency;
 #      for another's outcome.
 #    executions(id), go(id), held(id, n) waits until n requests are held,
 #    last_request(id): "METHOD URI VERSION\nheader lines\n\nbody".
-#    until_true { ... } seconds: polls, returns what the block returned.
-#    within SECONDS, sub { ... }: for what holds for a while only. Does it until
-#      that took less than so long, and returns what it then returned.
-#    child(sub { ... }): the pid of a process that ends with the test at the latest.
-#    slurp(file): its bytes, or none. dead_port(): nothing listens there.
-#    certificate(): the directory of cert.pem, for localhost, and key.pem.
 #    has_directive(text): does nginx know it (in http, server and location)?
 #    has_module(name): the path of one of Debian's dynamic modules, or undef.
 #
@@ -89,13 +74,13 @@ use Cwd qw(abs_path);
 use Fcntl qw(F_SETFD);
 use File::Basename qw(dirname);
 use File::Path qw(make_path);
-use File::Temp ();
 use IO::Socket::INET;
 use POSIX qw(WNOHANG);
-use Socket qw(PF_INET SOCK_STREAM INADDR_LOOPBACK pack_sockaddr_in
-              unpack_sockaddr_in);
 use Test::More ();
-use Time::HiRes qw(time sleep);
+use Time::HiRes qw(time);
+
+use Client;
+use Machine;
 use Upstream qw(pattern);
 
 our @EXPORT = qw(nginx config_test message same_message same_replay told
@@ -115,11 +100,8 @@ my $module = $ENV{IDEMPOTENCY_MODULE}
 my $binary = $ENV{TEST_NGINX_BINARY}
              || (-x "$build/nginx" ? "$build/nginx" : 'nginx');
 
-my $tmp = File::Temp->newdir('idempotency-XXXXXX', TMPDIR => 1);
-my ($owner, $lifeline, $backend_pid, @running, @children, %ports) = ($$);
-
-# A worker that runs as another user must get through to its files.
-chmod 0755, $tmp;
+my $tmp = scratch();
+my ($owner, $lifeline, $backend_pid, @running, %ports) = ($$);
 
 
 sub import {
@@ -136,93 +118,14 @@ sub import {
 }
 
 
-# An END block, and a signal still runs it: nothing outlives the test.
-
-$SIG{$_} = sub { exit 1 } for qw(INT TERM HUP PIPE);
-
 END {
     if ($$ == $owner) {
         local $?;
         $_->stop for splice @running;
 
-        kill KILL => @children;
         close $lifeline if $lifeline;
-        waitpid $_, 0 for @children, $backend_pid // ();
+        waitpid $backend_pid, 0 if $backend_pid;
     }
-}
-
-
-# --- processes and files ----------------------------------------------------
-
-sub process {
-    my ($code) = @_;
-
-    my $pid = fork // die "fork: $!";
-
-    if (!$pid) {
-        $SIG{$_} = 'DEFAULT' for qw(INT TERM HUP PIPE);
-        $code->();
-        POSIX::_exit(0);
-    }
-
-    return $pid;
-}
-
-
-sub child {
-    push @children, process(@_);
-
-    return $children[-1];
-}
-
-
-# Did it succeed, and what did it say?
-
-sub output {
-    my (@command) = @_;
-
-    my $pid = open(my $out, '-|') // die "fork: $!";
-
-    if (!$pid) {
-        open STDERR, '>&', \*STDOUT;
-        exec @command or POSIX::_exit(127);
-    }
-
-    binmode $out;
-    my $text = do { local $/; <$out> } // '';
-
-    return (close $out, $text);
-}
-
-
-sub slurp {
-    open my $f, '<:raw', $_[0] or return '';
-    local $/;
-
-    return scalar(<$f>) // '';
-}
-
-
-sub spew {
-    my ($file, $bytes) = @_;
-
-    make_path(dirname($file));
-    open my $f, '>:raw', $file or die "$file: $!";
-    print $f $bytes;
-    close $f or die "$file: $!";
-}
-
-
-sub certificate {
-    my $dir = "$tmp/pki";
-
-    make_path($dir);
-    (-e "$dir/cert.pem"
-     || output(qw(openssl req -x509 -newkey rsa:2048 -nodes -days 2
-                  -subj /CN=localhost -keyout), "$dir/key.pem",
-               '-out', "$dir/cert.pem"))[0] or die 'no certificate';
-
-    return $dir;
 }
 
 
@@ -307,81 +210,6 @@ sub server_version { return `$binary -v 2>&1` =~ /version: (.*)/ ? $1 : '' }
 
 sub load_module { return length $module ? "load_module $module;\n" : '' }
 
-sub patience { return 120 }
-
-
-sub until_true (&;$) {
-    my ($code, $timeout) = @_;
-
-    my $end = time + ($timeout // patience());
-
-    while (1) {
-        my $r = $code->();
-        return $r if $r || time > $end;
-        sleep 0.01;
-    }
-}
-
-
-sub within {
-    my ($seconds, $code) = @_;
-
-    my @r;
-
-    for (1 .. 50) {
-        my $from = time;
-
-        @r = $code->();
-        last if time - $from < $seconds;
-    }
-
-    return wantarray ? @r : $r[-1];
-}
-
-
-# Outside of the range of ports that the kernel hands out by itself. Test files
-# run side by side, so each takes ports in blocks that are its own for as long as
-# it lives, by listening at the first port of a block.
-
-my (@held, @given);
-
-sub free_port {
-    my $listen = sub {
-        return IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1',
-                                     LocalPort => $_[0], ReuseAddr => 1);
-    };
-
-    for (1 .. 1000) {
-        if (!@given) {
-            my $first = 10240 + 40 * int rand 500;
-
-            push @held, $listen->($first) // next;
-            @given = $first + 1 .. $first + 39;
-        }
-
-        my $port = shift @given;
-        $listen->($port) or next;
-
-        return $port;
-    }
-
-    die 'no free port';
-}
-
-
-# Taken, so that it is nobody else's, but not listened at.
-
-sub dead_port {
-    my $s;
-
-    socket($s, PF_INET, SOCK_STREAM, 0)
-        && bind($s, pack_sockaddr_in(0, INADDR_LOOPBACK)) or die "bind: $!";
-    push @held, $s;
-
-    return (unpack_sockaddr_in getsockname $s)[0];
-}
-
-
 sub has_module {
     my ($name) = @_;
 
@@ -400,86 +228,6 @@ sub has_module {
 
 sub has_directive {
     return (config_test(module => 0, server => "location / { $_[0] }"))[0];
-}
-
-
-sub told {
-    return join ', ', map { "$_->{status} " . ($_->header('X-Status') // '-') } @_;
-}
-
-
-# Two whole responses are the same bytes, line by line and in order. Only the
-# marker, Date and Connection may differ, what the tests add to see who answered,
-# and how the body was cut into chunks: that is no part of the message.
-
-sub same_message {
-    my ($first, $again, $name) = @_;
-
-    local $Test::Builder::Level = $Test::Builder::Level + 1;
-
-    my ($a, $b) = map {
-        my $r = $_;
-        join("\n", $r->{line},
-                  grep(!/^(?:Date|Connection|Idempotent-Replayed|X-Status|X-Pid):/i,
-                       @{$r->{lines}}),
-                  $r->{broken} ? 'BROKEN' : '', $r->{body}, '',
-                  @{$r->{trailers}});
-    } $first, $again;
-
-    return 1 if Test::More::ok($a eq $b && $first->{status}, $name);
-
-    # the first difference is enough: bodies are long and binary
-    my ($same) = ($a ^ $b) =~ /^(\0*)/;
-    my $i = length $same;
-    my $from = $i < 200 ? 0 : $i - 200;
-
-    Test::More::diag('lengths ', length $a, ', ', length $b, ", differ at $i:",
-        map { "\n---\n" . substr($_, $from, $i - $from + 100)
-                          =~ s/([^ -~\n])/sprintf '\\x%02x', ord $1/ger } $a, $b);
-
-    return 0;
-}
-
-
-# The same, where the first is an execution and the other its replay.
-
-sub same_replay {
-    my ($first, $again, $name) = @_;
-
-    local $Test::Builder::Level = $Test::Builder::Level + 1;
-
-    my ($marks) = join ' ', map { $_->header('Idempotent-Replayed') // 'no' }
-                            $first, $again;
-
-    return same_message(@_) if $marks eq 'no true';
-    return Test::More::is($marks, 'no true', "$name: which is marked as a replay");
-}
-
-
-sub message {
-    my ($method, $uri, %o) = @_;
-
-    my $body = $o{body};
-    my @h = ('Host: ' . ($o{host} // 'localhost'));
-
-    push @h, "Idempotency-Key: $o{key}" if defined $o{key};
-    push @h, "Content-Type: $o{type}" if defined $o{type};
-    push @h, @{$o{headers} // []};
-    push @h, 'Connection: close' if $o{close};
-
-    if ($o{chunked}) {
-        my @parts = ref $o{chunked} ? @{$o{chunked}} : $body // '';
-
-        push @h, 'Transfer-Encoding: chunked';
-        $body = join '', map({ sprintf "%x\r\n%s\r\n", length, $_ }
-                             grep length, @parts), "0\r\n\r\n";
-
-    } elsif (defined $body && !grep /^Content-Length:/i, @h) {
-        push @h, 'Content-Length: ' . length $body;
-    }
-
-    return join "\r\n", "$method $uri HTTP/" . ($o{version} // '1.1'), @h, '',
-                        $body // '';
 }
 
 
@@ -933,255 +681,6 @@ sub curl {
 
     return $r;
 }
-
-
-package Idempotency::Connection;
-
-use strict;
-use warnings;
-
-use Errno qw(EAGAIN EWOULDBLOCK EINTR);
-use IO::Socket::INET;
-use Socket qw(SOL_SOCKET SO_LINGER);
-use Time::HiRes qw(time);
-
-sub new {
-    my ($class, $port) = @_;
-
-    my $s = IO::Socket::INET->new(PeerAddr => '127.0.0.1', PeerPort => $port)
-        or die "connect to port $port: $!\n";
-
-    $s->blocking(0);
-
-    return bless { sock => $s, buf => '', out => '', eof => 0, method => 'GET' },
-                 $class;
-}
-
-
-# What all clients of a test wait in: sends what is to be sent and reads what
-# comes, on each of the connections, until the test returns something, nobody is
-# left who could say more, or the end. Reads while it sends, or a long body and an
-# early answer would wait for each other.
-
-sub serve {
-    my ($test, $end, @c) = @_;
-
-    local $SIG{PIPE} = 'IGNORE';
-
-    while (1) {
-        my $r = $test->();
-        return $r if defined $r;
-
-        @c = grep { !$_->{eof} } @c;
-        my $left = $end - time;
-        return undef if !@c || $left <= 0;
-
-        my ($in, $out) = ('', '');
-
-        for (@c) {
-            vec($in, fileno $_->{sock}, 1) = 1;
-            vec($out, fileno $_->{sock}, 1) = 1 if length $_->{out};
-        }
-
-        next if select($in, $out, undef, $left) < 1;
-
-        for (@c) {
-            $_->fill if vec $in, fileno $_->{sock}, 1;
-            $_->flush if vec $out, fileno $_->{sock}, 1;
-        }
-    }
-}
-
-
-sub again { return $! == EAGAIN || $! == EWOULDBLOCK || $! == EINTR }
-
-
-sub fill {
-    my ($self) = @_;
-
-    my $n = sysread $self->{sock}, $self->{buf}, 65536, length $self->{buf};
-
-    return if !defined $n && again();
-
-    $self->{arrived} //= time;
-    $self->{reset} = 1 if !defined $n;
-    $self->{eof} = 1 if !$n;
-}
-
-
-sub flush {
-    my ($self) = @_;
-
-    my $n = syswrite $self->{sock}, $self->{out}, 65536;
-
-    if (defined $n) {
-        substr($self->{out}, 0, $n) = '';
-
-    } elsif (!again()) {
-        $self->{out} = '';
-        $self->{unsent} = 1;
-    }
-}
-
-
-sub send {
-    my ($self, $data) = @_;
-
-    $self->{out} .= $data;
-    delete @$self{qw(unsent arrived)};
-    $self->want(sub { length $self->{out} ? undef : 1 });
-
-    return !$self->{unsent} && !length $self->{out};
-}
-
-
-sub want {
-    my ($self, $test, $end) = @_;
-
-    return serve($test, $end // time + Idempotency::patience(), $self);
-}
-
-
-# The next response on this connection; if none came, one of status 0.
-
-sub response {
-    my ($self, $method, $timeout) = @_;
-
-    my $end = time + ($timeout // $self->{timeout}
-                      // Idempotency::patience());
-    my @interim;
-
-    while (1) {
-        my $head = $self->want(sub {
-            $self->{buf} =~ s/\A(.*?\r\n\r\n)//s ? $1 : undef
-        }, $end);
-
-        my $r = Idempotency::Response->new($head // return
-                                           Idempotency::Response->new);
-
-        if ($r->{status} < 200 && $r->{status} != 101) {
-            push @interim, $head;
-            next;
-        }
-
-        $r->{interim} = \@interim;
-        $r->{raw} = join '', @interim, $head;
-        $self->body($r, $method // $self->{method}, $end);
-
-        return $r;
-    }
-}
-
-
-sub body {
-    my ($self, $r, $method, $end) = @_;
-
-    # all there is, if it was cut off
-    my $take = sub {
-        my ($re) = @_;
-        my $got = $self->want(sub {
-            return $re =~ /^\d/ ? length $self->{buf} >= $re
-                                  ? substr $self->{buf}, 0, $re, '' : undef
-                                : $self->{buf} =~ s/\A([^\n]*\n)// ? $1 : undef;
-        }, $end);
-
-        if (!defined $got) {
-            $r->{broken} = 1;
-            $got = $re =~ /^\d/ ? substr $self->{buf}, 0, length $self->{buf}, '' : '';
-        }
-
-        $r->{raw} .= $got;
-        return $got;
-    };
-
-    return if $method eq 'HEAD' || $r->{status} =~ /^(?:101|204|304)$/;
-
-    if (($r->header('Transfer-Encoding') // '') =~ /chunked/i) {
-        $r->{chunked} = 1;
-
-        while (my $n = hex($take->('line') =~ /^([0-9a-f]+)/i ? $1 : 0)) {
-            $r->{body} .= $take->($n);
-            $take->('line') unless $r->{broken};
-        }
-
-        while (!$r->{broken}) {
-            (my $l = $take->('line')) =~ s/\r?\n\z//;
-            last if $l eq '';
-            push @{$r->{trailers}}, $l;
-        }
-
-    } elsif (defined(my $n = $r->header('Content-Length'))) {
-        $r->{body} = $take->($n);
-
-    } else {
-        $r->{closed} = $self->closed($end);
-        $r->{broken} = 1 if !$self->{eof} || $self->{reset};
-        $r->{raw} .= $r->{body} = substr $self->{buf}, 0, length $self->{buf}, '';
-    }
-}
-
-
-# Waits for the peer's end of the connection.
-
-sub closed {
-    my ($self, $end) = @_;
-
-    $self->want(sub { undef }, $end);
-
-    return $self->{eof};
-}
-
-
-# Anything to read within so many seconds? For "still waiting" assertions.
-
-sub readable {
-    my ($self, $timeout) = @_;
-
-    return $self->want(sub { length $self->{buf} ? 1 : undef },
-                       time + ($timeout || 0.001)) || $self->{eof};
-}
-
-
-sub close { CORE::close($_[0]{sock}) }
-
-sub reset {
-    my ($self) = @_;
-
-    setsockopt $self->{sock}, SOL_SOCKET, SO_LINGER, pack 'ii', 1, 0;
-    CORE::close($self->{sock});
-}
-
-
-package Idempotency::Response;
-
-use strict;
-use warnings;
-
-sub new {
-    my ($class, $head) = @_;
-
-    my ($line, @lines) = split /\r\n/, $head // 'none 0 no response';
-    my ($version, $status, $reason) = split / /, $line, 3;
-
-    return bless { head => $head // $line, line => $line, version => $version,
-                   status => $status, reason => $reason // '',
-                   lines => \@lines, body => '', trailers => [],
-                   interim => [], broken => 0 }, $class;
-}
-
-
-sub header {
-    my ($self, $name) = @_;
-
-    my @v = map { /^\Q$name\E:[ \t]*(.*)$/i ? $1 : () } @{$self->{lines}};
-
-    return @v ? join ', ', @v : undef;
-}
-
-
-sub has { return defined $_[0]->header($_[1]) }
-
-sub replayed { return ($_[0]->header('Idempotent-Replayed') // '') eq 'true' }
 
 
 # --- blocks -----------------------------------------------------------------
