@@ -6,25 +6,6 @@
 #include "workers_double.h"
 
 
-#define ZONE  (512 * 1024)
-
-
-void
-unit_setup(void)
-{
-    double_reset();
-    zone_open(&zone, ZONE, 0);
-}
-
-
-void
-unit_teardown(void)
-{
-    zone_check_empty(&zone);
-    zone_close(&zone);
-}
-
-
 /* an old key opens nothing, and is answered as long as it is bound */
 
 unit_case("an old key opens nothing")

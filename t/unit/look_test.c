@@ -23,6 +23,13 @@ static ngx_uint_t               called;
 
 static const ngx_idempotency_backing_t  *behind = &double_backing;
 
+/* a look at the first token */
+
+static ngx_idempotency_find_t   find;
+
+
+static void token(ngx_idempotency_op_t *op, ngx_uint_t n);
+
 
 void
 unit_setup(void)
@@ -51,6 +58,9 @@ unit_setup(void)
     ngx_idempotency_tier_init(&zone.shm);
     check_equal(ngx_idempotency_tier_init_process(&zone.shm, &unit_cycle),
                 NGX_OK);
+
+    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
+    token(&find.op, 1);
 
     called = 0;
 }
@@ -137,11 +147,7 @@ answer(ngx_idempotency_result_e result, ngx_idempotency_outcome_e outcome)
 
 unit_case("what is there is found")
 {
-    ngx_idempotency_find_t   find;
     ngx_idempotency_item_t  *item;
-
-    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
-    token(&find.op, 1);
 
     check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
     check(find.op.waiting);
@@ -175,11 +181,6 @@ unit_case("what is there is found")
 
 unit_case("what is not, or can't be told, or changes")
 {
-    ngx_idempotency_find_t  find;
-
-    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
-    token(&find.op, 1);
-
     check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
     answer(NGX_IDEMPOTENCY_ABSENT, 0);
     check_equal(called, 1);
@@ -213,16 +214,14 @@ unit_case("what is not, or can't be told, or changes")
 
 unit_case("nobody wants to know any more")
 {
-    ngx_idempotency_find_t  find, other;
+    ngx_idempotency_find_t  other;
     ngx_idempotency_list_t  list;
 
-    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
     ngx_memzero(&other, sizeof(ngx_idempotency_find_t));
     ngx_memzero(&list, sizeof(ngx_idempotency_list_t));
 
     /* of two that want the same one stays */
 
-    token(&find.op, 1);
     token(&other.op, 1);
 
     check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
@@ -254,8 +253,8 @@ unit_case("nobody wants to know any more")
 
 unit_case("forgotten there, too")
 {
-    ngx_idempotency_item_t    *item;
-    ngx_idempotency_forget_t   forget;
+    ngx_idempotency_item_t   *item;
+    ngx_idempotency_forget_t  forget;
 
     ngx_memzero(&forget, sizeof(ngx_idempotency_forget_t));
     token(&forget.op, 1);
@@ -299,11 +298,11 @@ round_ends(void)
 
 bare_case("forgotten there, and then said so")
 {
-    uint64_t                     key;
-    ngx_idempotency_item_t      *item;
-    ngx_idempotency_claim_t      claim;
-    ngx_idempotency_forget_t     forget;
-    ngx_idempotency_complete_t   release;
+    uint64_t                    key;
+    ngx_idempotency_item_t     *item;
+    ngx_idempotency_claim_t     claim;
+    ngx_idempotency_forget_t    forget;
+    ngx_idempotency_complete_t  release;
 
     behind = &double_shared;
     unit_setup();
@@ -383,12 +382,8 @@ bare_case("forgotten there, and then said so")
 
 unit_case("room for itself")
 {
-    ngx_idempotency_find_t    find;
     ngx_idempotency_item_t   *item;
     ngx_idempotency_batch_t  *batch;
-
-    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
-    token(&find.op, 1);
 
     check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
     answer(NGX_IDEMPOTENCY_BOUND, NGX_IDEMPOTENCY_PENDING);
@@ -467,11 +462,7 @@ unit_case("room for a doubt that is taken over")
 
 unit_case("forgotten by another nginx")
 {
-    ngx_idempotency_find_t   find;
     ngx_idempotency_claim_t  claim;
-
-    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
-    token(&find.op, 1);
 
     check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
     answer(NGX_IDEMPOTENCY_BOUND, NGX_IDEMPOTENCY_DONE);
@@ -543,11 +534,7 @@ look_again(void)
 
 unit_case("a wake-up that was lost")
 {
-    ngx_idempotency_find_t    find;
     ngx_idempotency_batch_t  *batch;
-
-    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
-    token(&find.op, 1);
 
     check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
 
@@ -567,15 +554,11 @@ unit_case("a wake-up that was lost")
 
 bare_case("a wake-up that was lost, behind a release")
 {
-    ngx_idempotency_find_t    find;
     ngx_idempotency_batch_t  *batch;
     ngx_idempotency_forget_t  forget;
 
     behind = &double_shared;
     unit_setup();
-
-    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
-    token(&find.op, 1);
 
     check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
     round_ends();
@@ -608,8 +591,8 @@ bare_case("a wake-up that was lost, behind a release")
 
 unit_case("a list, page by page")
 {
-    ngx_idempotency_list_t     list;
-    ngx_idempotency_listed_t   rows[10];
+    ngx_idempotency_list_t    list;
+    ngx_idempotency_listed_t  rows[10];
 
     ngx_memzero(&list, sizeof(ngx_idempotency_list_t));
     token(&list.op, 0);
@@ -682,11 +665,7 @@ unit_case("a list, page by page")
 
 unit_case("a look counts as nothing")
 {
-    ngx_idempotency_find_t     find;
     ngx_idempotency_figures_t  figures;
-
-    ngx_memzero(&find, sizeof(ngx_idempotency_find_t));
-    token(&find.op, 1);
 
     check_equal(zone.store.engine->find(&zone.store, &find), NGX_AGAIN);
 

@@ -9,22 +9,6 @@
 #define NOBODY  0
 
 
-void
-unit_setup(void)
-{
-    double_reset();
-    zone_open(&zone, 512 * 1024, 0);
-}
-
-
-void
-unit_teardown(void)
-{
-    zone_check_empty(&zone);
-    zone_close(&zone);
-}
-
-
 static void
 number(u_char *digest, size_t len, ngx_uint_t n)
 {

@@ -6,25 +6,6 @@
 #include "workers_double.h"
 
 
-#define ZONE  (512 * 1024)
-
-
-void
-unit_setup(void)
-{
-    double_reset();
-    zone_open(&zone, ZONE, 0);
-}
-
-
-void
-unit_teardown(void)
-{
-    zone_check_empty(&zone);
-    zone_close(&zone);
-}
-
-
 static void
 counted(op_t *op, ngx_uint_t token, ngx_uint_t value,
     ngx_uint_t quota, ngx_msec_t now)

@@ -7,25 +7,6 @@
 #include "store/file/ngx_idempotency_owners.h"
 
 
-#define ZONE  (512 * 1024)
-
-
-void
-unit_setup(void)
-{
-    double_reset();
-    zone_open(&zone, ZONE, 0);
-}
-
-
-void
-unit_teardown(void)
-{
-    zone_check_empty(&zone);
-    zone_close(&zone);
-}
-
-
 static void
 complete(op_t *op, ngx_idempotency_outcome_e outcome,
     ngx_uint_t status, size_t size)
@@ -1111,7 +1092,7 @@ unit_case("a reload changes no size")
     unit_cycle.shared_memory.part.nelts = 1;
 
     zone_reload(&next, &zone);
-    next.zone.shm.size = 2 * ZONE;
+    next.zone.shm.size *= 2;
     check_equal(ngx_idempotency_shm_init(&next.zone, NULL), NGX_ERROR);
     check(unit_logged("idempotency_zone \"unit\" uses the size"));
 
