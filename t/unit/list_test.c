@@ -283,7 +283,7 @@ unit_case("those of any window")
     ngx_memzero(&list, sizeof(ngx_idempotency_list_t));
     check_equal(ask(&list, 100, 200), 0);
     check_equal(list.n, 2);
-    check_equal(zone.shm.sh->stats.records[NGX_IDEMPOTENCY_DONE], 2);
+    check_equal(zone_records(&zone, NGX_IDEMPOTENCY_DONE), 2);
 
     close_zone();
 }

@@ -515,7 +515,7 @@ die(zone_t *z)
 {
     double_workers[0].state = DOUBLE_DEAD;
     ngx_idempotency_shm_sweep(&z->shm, 100);
-    check_equal(zone_size(&z->shm.sh->pending), 0);
+    check_equal(zone_records(z, NGX_IDEMPOTENCY_PENDING), 0);
     zone_check(z);
 }
 

@@ -627,6 +627,18 @@ zone_in_queue(ngx_queue_t *queue, ngx_queue_t *q)
 
 
 ngx_uint_t
+zone_records(zone_t *z, ngx_idempotency_outcome_e outcome)
+{
+    ngx_idempotency_figures_t  figures;
+
+    check_equal(z->store.engine->figures(&z->store, ngx_current_msec, &figures),
+                NGX_OK);
+
+    return figures.records[outcome];
+}
+
+
+ngx_uint_t
 zone_size(ngx_queue_t *queue)
 {
     ngx_uint_t    n;

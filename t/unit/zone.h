@@ -118,6 +118,10 @@ void zone_check_empty(zone_t *z);
 void zone_occupy(zone_t *z, ngx_uint_t leave);
 void zone_vacate(zone_t *z);
 
+/* so many of this outcome, as the engine says */
+
+ngx_uint_t zone_records(zone_t *z, ngx_idempotency_outcome_e outcome);
+
 ngx_uint_t zone_size(ngx_queue_t *queue);
 ngx_uint_t zone_bound(zone_t *z);
 
