@@ -5,8 +5,7 @@
 # can't be kept is told at once, and read on for some time only: for a second
 # in this build, which has the module's fault points.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Faults;
 use Idempotency;
 use Stress;

@@ -4,12 +4,7 @@
 # this machine's memory does not know is asked for there, listed, forgotten and
 # settled there; and what is told of it.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 use Restart;
 

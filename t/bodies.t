@@ -4,8 +4,7 @@
 # goes on to the upstream unchanged; what comes in pieces, or only in part, and what
 # comes by TLS and HTTP/2.  t/normalize.t has the rest.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 
 use Digest::SHA qw(sha256_hex);

@@ -3,8 +3,7 @@
 # docs/requests.md: the client may leave, the operation goes on. It
 # is carried through and recorded, and a retry finds all of it.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 use Stress;
 

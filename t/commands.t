@@ -12,8 +12,7 @@ use File::Basename qw(dirname);
 use File::Copy qw(copy);
 use File::Path qw(make_path);
 use File::Temp ();
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 
 use Commands;
 use Test::More;

@@ -5,8 +5,7 @@
 # idempotency_in_doubt retry the next one takes over. An owner that nobody can
 # ask has its lease, and comes too late after that.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 use Stress;
 

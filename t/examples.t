@@ -12,8 +12,7 @@ use Cwd qw(abs_path);
 use File::Basename qw(basename dirname);
 use File::Spec;
 use File::Temp ();
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 
 use Commands qw(slurp spew until_true free_port);
 use HTTP::Tiny;

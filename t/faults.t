@@ -4,12 +4,7 @@
 # worst places, memory that runs out, a wake that is lost. The module is built
 # once more for this, with its fault points compiled in.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Faults;
 use Idempotency;
 use Stress;

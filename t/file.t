@@ -4,12 +4,7 @@
 # what it finds there, and what nginx -t leaves alone. docs/directives.md: the
 # parameters that go with it.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Digest::SHA ();
 use Fcntl qw(SEEK_SET);
 use File::Temp ();

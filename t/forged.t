@@ -5,12 +5,7 @@
 # refused as "not kept" and the log says why; nginx's filters never see what
 # contradicts itself. FORGED=N asks for so many random ones.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 use Restart;
 use Rows;

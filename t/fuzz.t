@@ -9,8 +9,7 @@ use strict;
 use warnings;
 
 use File::Temp qw(tempdir);
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Test::More;
 
 use Programs;

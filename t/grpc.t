@@ -3,8 +3,7 @@
 # What a gRPC service says comes last, in trailers: a response without them is
 # none, and what they say counts.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 use Stress ();
 

@@ -4,12 +4,7 @@
 # served, and it goes on when the disk answers. A failed sync is no hang. Workers
 # come and go meanwhile, and so does nginx.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Disk;
 use IO::Socket::INET;
 use Idempotency;

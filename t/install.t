@@ -4,9 +4,6 @@
 # it writes, that nginx runs with it, that it leaves everything as it was if nginx
 # does not take it, and --uninstall. README's own lines are run by util/clean-root.
 
-use strict;
-use warnings;
-
 use FindBin;
 use lib "$FindBin::Bin/lib";
 use Commands qw(run spew);

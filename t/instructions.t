@@ -5,12 +5,7 @@
 # long as nginx, the compiler and its flags are. Those in nginx, libc and libcrypto
 # are left out: they are others elsewhere.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 
 # By the nginx and what the compiler says of itself: instructions per request, of

@@ -5,12 +5,7 @@
 # before is replayed, and new keys are served right after. Without a file, the
 # control, all of it is executed again.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Disk;
 use Idempotency;
 use List::Util qw(max);

@@ -5,11 +5,7 @@
 # over such a store as well (TEST_IDEMPOTENCY_STORE=late); here it is told when to
 # be silent, so the module is built once more, with fault points.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 
 BEGIN { $ENV{TEST_IDEMPOTENCY_STORE} = 'late' }
 

@@ -6,12 +6,7 @@
 # KUBERNETES_SCHEMAS is a directory with Kubernetes' OpenAPI (swagger.json) and, as
 # *.yaml, definitions of custom resources; without it no manifest is compared with them.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 use JSON::PP ();
 use Pages;

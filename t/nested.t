@@ -4,8 +4,7 @@
 # a server of the same nginx doesn't wait for itself. All else that comes with
 # that token waits, whichever way it comes.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 use IO::Socket::IP;
 use IO::Socket::UNIX;

@@ -4,14 +4,9 @@
 # what is fresh, what the zone has is replayed, the log says it once, and what can
 # heal does.
 
-use strict;
-use warnings;
-
 use IO::Handle;
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 use Restart;
 use Stress;

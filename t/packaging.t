@@ -6,8 +6,7 @@
 use strict;
 use warnings;
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Commands qw(run);
 use Pages;
 use Test::More;

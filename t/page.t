@@ -5,13 +5,10 @@
 #
 # Screenshots are left in the directory BROWSER_SCREENSHOTS, if it is set.
 
-use strict;
-use warnings;
 use utf8;
 
 use FindBin;
 use lib "$FindBin::Bin/browser";
-
 use Browser;
 use Idempotency;
 use Digest::SHA qw(sha256_base64);

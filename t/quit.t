@@ -4,12 +4,7 @@
 # nginx is stopped. A quit says at once how many outcomes that are, and the last worker
 # goes on trying; a stop tries once. What was delivered is not executed again.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Between;
 use Disk;
 use Idempotency;

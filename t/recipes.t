@@ -4,12 +4,7 @@
 # its page says. Only its addresses are others: those of the application (the
 # counting upstream) and of nginx itself.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 use Pages;
 use Redis;

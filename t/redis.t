@@ -3,12 +3,7 @@
 # idempotency_zone, redis: two nginx over one Redis are as one, whatever becomes of
 # either, and of the Redis.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 use Redis;
 use Restart;

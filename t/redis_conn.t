@@ -4,12 +4,7 @@
 # of the connections. The server is one that says what this test wants; what real
 # ones do is in t/redis_servers.t.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use FakeRedis;
 use Idempotency;
 use Redis;

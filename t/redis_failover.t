@@ -5,13 +5,9 @@
 # executed later; not even if the replica had not been told of anything. Without
 # replicas= that one is refused: it has forgotten.
 
-use strict;
-use warnings;
-
 use FindBin;
 use lib "$FindBin::Bin/lib";
 use lib "$FindBin::Bin/stress";
-
 use Between;
 use Idempotency;
 use Redis;

@@ -3,12 +3,7 @@
 # A claim whose connection is lost is sent again. The first one may come yet: what it
 # leaves is given back, unless it is its owner's.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 use IO::Select;
 use IO::Socket::INET;

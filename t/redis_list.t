@@ -3,12 +3,7 @@
 # docs/directives.md, idempotency_api: records?tier=backing, of a Redis or a cluster: all
 # that it has of a zone, whoever recorded it, and nothing else.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use FakeRedis;
 use Idempotency;
 use Redis;

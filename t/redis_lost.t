@@ -5,12 +5,7 @@
 # refused until somebody agrees to it, on one machine for all; or it is gone on
 # with, if the block says so.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use FakeRedis;
 use Idempotency;
 use Redis;

@@ -4,12 +4,7 @@
 # what it is told, or comes late, or its connections break; while it claims, while
 # it executes, while it waits. Their clocks are two hours apart.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Between;
 use Idempotency;
 use Redis;

@@ -7,12 +7,8 @@
 # Environment: TEST_REDIS_PROGRAM (such as valkey-server), TEST_REDIS_WHAT (a
 # pattern): only that
 
-use strict;
-use warnings;
-
 use FindBin;
 use lib "$FindBin::Bin/lib";
-
 use File::Temp ();
 use Idempotency;
 use Redis;

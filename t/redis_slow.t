@@ -3,12 +3,7 @@
 # docs/operation.md, "Redis": an outcome that is too large for the way to the server
 # is not sent for ever: it is not kept there, and what goes the same way goes on.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Between;
 use Idempotency;
 use Redis;

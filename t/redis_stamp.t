@@ -5,12 +5,7 @@
 # than that, as it would execute again.  (One of the same key: redis_lost.t.)  Nor is
 # one that lets claims be made, but not outcomes be written.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use File::Temp ();
 use Idempotency;
 use Redis;

@@ -5,12 +5,7 @@
 # processes, a binary upgrade. In each mode. Without a file it does not, which is
 # asked in the same way.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 use Restart;
 use Stress;

@@ -5,12 +5,8 @@
 # Tests of requests, once more with a file behind each zone. util/stores runs all
 # of them, in each mode, and over each other kind of store.
 
-use strict;
-use warnings;
-
 use FindBin;
 use lib "$FindBin::Bin/lib";
-
 use Disk;
 use Idempotency;
 use Restart;

@@ -7,12 +7,8 @@
 
 # Not in util/test --quick: it takes its time.
 
-use strict;
-use warnings;
-
 use FindBin;
 use lib "$FindBin::Bin/lib";
-
 use Idempotency;
 use Restart;
 

@@ -4,12 +4,7 @@
 # containers have that use its file (time namespaces), at once or one after the
 # other. The kernel gives the name of a namespace that is gone to the next one.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 use Restart;
 

@@ -3,12 +3,7 @@
 # A record names the version of its fingerprint, and so does a store. There is one
 # version: what has another one can't be compared, and is refused.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use Idempotency;
 use Redis;
 use Restart;

@@ -4,8 +4,7 @@
 # gets it the moment it exists, in whatever worker it waits, or is told at once
 # that another is at work.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 use Stress;
 

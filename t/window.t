@@ -5,8 +5,7 @@
 # the token is fresh again, unless its key tells that it is too old by then
 # (idempotency_key_max_age), and its place is free (idempotency_quota).
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 
 use Time::HiRes qw(time sleep);

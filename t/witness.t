@@ -4,12 +4,7 @@
 # set back, while nginx runs or before it starts, is refused until somebody agrees
 # to it; a death is no reason. What a backup is.
 
-use strict;
-use warnings;
-
-use FindBin;
-use lib "$FindBin::Bin/lib";
-
+use lib 't/lib';
 use File::Copy qw(copy move);
 use File::Temp ();
 

@@ -3,8 +3,7 @@
 # More workers than there are slots, and no descriptors to wake them by: who
 # waits there is not called, but looks again, and nothing else is different.
 
-use FindBin;
-use lib "$FindBin::Bin/lib";
+use lib 't/lib';
 use Idempotency;
 use Stress;
 
