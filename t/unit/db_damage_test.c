@@ -66,6 +66,20 @@ begin(ngx_idempotency_sync_e sync, off_t max_size)
 }
 
 
+void
+unit_setup(void)
+{
+    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
+}
+
+
+void
+unit_teardown(void)
+{
+    file_remove();
+}
+
+
 static ngx_idempotency_result_e
 put(ngx_uint_t token, size_t size)
 {
@@ -100,7 +114,7 @@ told(char *text)
 }
 
 
-unit_case("what is on disk in each mode, and what if it isn't")
+bare_case("what is on disk in each mode, and what if it isn't")
 {
     ngx_uint_t              i;
     ngx_idempotency_item_t  item;
@@ -163,7 +177,7 @@ unit_case("what is on disk in each mode, and what if it isn't")
 /* responses stop first, then claims; outcomes of what is claimed are the last;
    all come back when something has ended */
 
-unit_case("max_size: responses stop first")
+bare_case("max_size: responses stop first")
 {
     ngx_uint_t              i, k;
     ngx_idempotency_item_t  item;
@@ -240,7 +254,6 @@ unit_case("no space, and space again")
     struct rlimit           limit, old;
     ngx_idempotency_item_t  item;
 
-    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check_equal(put(0, 5000), NGX_IDEMPOTENCY_OK);
 
     signal(SIGXFSZ, SIG_IGN);
@@ -287,13 +300,12 @@ unit_case("no space, and space again")
     }
 
     signal(SIGXFSZ, SIG_DFL);
-    file_remove();
 }
 
 
 /* a real one, where the test may have it */
 
-unit_case("a full disk")
+bare_case("a full disk")
 {
     int                     fd;
     char                    dir[200], path[220];
@@ -358,7 +370,6 @@ unit_case("another program has it locked")
     sqlite3                 *other;
     ngx_idempotency_item_t   items[2];
 
-    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check_equal(put(1, 100), NGX_IDEMPOTENCY_OK);
 
     check_equal(sqlite3_open(file.path, &other), SQLITE_OK);
@@ -390,14 +401,11 @@ unit_case("another program has it locked")
     check_equal(put(3, 100), NGX_IDEMPOTENCY_OK);
     check(file_tidy(10) != NGX_ERROR);
     check_equal(sqlite3_close(other), SQLITE_OK);
-
-    file_remove();
 }
 
 
 unit_case("read-only; what others put into it")
 {
-    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check_equal(put(1, 100), NGX_IDEMPOTENCY_OK);
 
     file_close();
@@ -416,8 +424,6 @@ unit_case("read-only; what others put into it")
         file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
         check_equal(commit(3), NGX_OK);
     }
-
-    file_remove();
 }
 
 
@@ -440,7 +446,6 @@ unit_case("what others put into the file")
         { "ALTER TABLE meta ADD COLUMN a CHECK (random())", NULL }
     };
 
-    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     check_equal(put(1, 100), NGX_IDEMPOTENCY_OK);
 
     for (i = 0; i < sizeof(puts) / sizeof(puts[0]); i++) {
@@ -468,12 +473,10 @@ unit_case("what others put into the file")
         file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
         check_equal(file_has(1), 1);
     }
-
-    file_remove();
 }
 
 
-unit_case("gone, replaced, and back")
+bare_case("gone, replaced, and back")
 {
     char                   path[200], away[200];
     ngx_uint_t             i;
@@ -530,8 +533,6 @@ unit_case("truncated")
     off_t       size;
     ngx_uint_t  i, k;
 
-    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
-
     for (i = 0; i < 100; i++) {
         check_equal(put(i, 5000), NGX_IDEMPOTENCY_OK);
     }
@@ -578,8 +579,6 @@ unit_case("truncated")
         file_open(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
         check(file.db == NULL);
     }
-
-    file_remove();
 }
 
 
@@ -588,7 +587,6 @@ unit_case("another's file, another version")
     int       fd;
     sqlite3  *other;
 
-    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
     file_close();
 
     check_equal(sqlite3_open(file.path, &other), SQLITE_OK);
@@ -614,8 +612,6 @@ unit_case("another's file, another version")
     }
 
     check_equal(file_size(""), 100000);
-
-    file_remove();
 }
 
 
@@ -669,8 +665,6 @@ unit_case("each page damaged")
     char        *copy, junk[4096];
     uint64_t     state;
     ngx_uint_t   i, kind, answers, silent, rounds;
-
-    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
 
     for (i = 0; i < RECORDS; i++) {
         check_equal(put(i, (i % 10 == 0) ? 20000 : i * 10),
@@ -729,13 +723,12 @@ unit_case("each page damaged")
 
     close(fd);
     free(copy);
-    file_remove();
 }
 
 
 /* one bit of a response or of a column: that one is not told, all others are */
 
-unit_case("one record damaged")
+bare_case("one record damaged")
 {
     sqlite3                 *other;
     ngx_idempotency_item_t   items[2];
@@ -810,7 +803,7 @@ highest(void)
 /* numbers that no nginx writes, with a sum that is right: a record of no use,
    and nothing that lasts */
 
-unit_case("numbers that are none")
+bare_case("numbers that are none")
 {
     ngx_uint_t              i, k;
     ngx_idempotency_item_t  item;
@@ -871,8 +864,6 @@ unit_case("a token that is a claim and a record")
 {
     ngx_idempotency_item_t  item;
 
-    begin(NGX_IDEMPOTENCY_SYNC_BATCHED, 0);
-
     check_equal(put(1, 100), NGX_IDEMPOTENCY_OK);
     check_equal(put(2, 100), NGX_IDEMPOTENCY_OK);
 
@@ -890,6 +881,4 @@ unit_case("a token that is a claim and a record")
     check_equal(file_has(1), 0);
     check_equal(file_has(2), 0);
     check_equal(file_has(3), 1);
-
-    file_remove();
 }

@@ -1286,8 +1286,17 @@ life_begins(uint64_t first, ngx_uint_t is_strict, ngx_uint_t is_killed)
 }
 
 
-static void
-life_ends(void)
+/* one nginx over a batched file */
+
+void
+unit_setup(void)
+{
+    life_begins(1, 0, 1);
+}
+
+
+void
+unit_teardown(void)
 {
     ngx_uint_t  i;
 
@@ -1330,7 +1339,7 @@ life(uint64_t first, ngx_uint_t is_strict, ngx_uint_t is_killed)
     check(executions > 50);
     check(replays > 50);
 
-    life_ends();
+    unit_teardown();
 }
 
 
@@ -1347,19 +1356,19 @@ lives(ngx_uint_t is_strict, ngx_uint_t is_killed)
 }
 
 
-unit_case("strict: two instances, kill -9")
+bare_case("strict: two instances, kill -9")
 {
     lives(1, 1);
 }
 
 
-unit_case("batched: two instances, kill -9")
+bare_case("batched: two instances, kill -9")
 {
     lives(0, 1);
 }
 
 
-unit_case("batched: two instances that come and go, their workers die")
+bare_case("batched: two instances that come and go, their workers die")
 {
     lives(0, 0);
 }
@@ -1429,8 +1438,6 @@ tells_all(ngx_uint_t n)
 
 unit_case("what another one took over is its own, even if it has gone")
 {
-    life_begins(1, 0, 1);
-
     comes(&actors[0], 1, 1, 1);
     tells_all(1);
     check_equal(actors[0].act, OWNS);
@@ -1455,8 +1462,6 @@ unit_case("what another one took over is its own, even if it has gone")
 
     check_equal(actors[2].claim.op.result, NGX_IDEMPOTENCY_BOUND);
     check_equal(actors[2].claim.found.outcome, NGX_IDEMPOTENCY_DONE);
-
-    life_ends();
 }
 
 
@@ -1490,8 +1495,6 @@ unit_case("a question whose client has gone")
 {
     uint64_t  fence;
 
-    life_begins(1, 0, 1);
-
     comes(&actors[0], 0, 0, 1);
     check(workers[0].flying);
     fence = record_of(0, 0)->fence;
@@ -1509,7 +1512,6 @@ unit_case("a question whose client has gone")
     ends(&actors[1], 0);
     tells_all(0);
     tells_all(1);
-    life_ends();
 }
 
 
@@ -1517,8 +1519,6 @@ unit_case("a question whose client has gone")
 
 unit_case("... that nobody asks again")
 {
-    life_begins(1, 0, 1);
-
     comes(&actors[0], 0, 0, 1);
     leaves(&actors[0]);
     tells_all(0);
@@ -1527,8 +1527,6 @@ unit_case("... that nobody asks again")
     comes(&actors[1], 2, 0, 1);
     tells_all(2);
     check_equal(actors[1].act, OWNS);
-
-    life_ends();
 }
 
 
@@ -1536,7 +1534,6 @@ unit_case("... that nobody asks again")
 
 unit_case("a file that hangs, and answers late")
 {
-    life_begins(1, 0, 1);
     comes(&actors[0], 0, 0, 1);
     check(workers[0].flying);
 
@@ -1575,8 +1572,6 @@ unit_case("a file that hangs, and answers late")
     comes(&actors[1], 2, 0, 1);
     tells_all(2);
     check_equal(actors[1].act, OWNS);
-
-    life_ends();
 }
 
 
@@ -1609,7 +1604,7 @@ until_failing(ngx_uint_t failing, ngx_uint_t answers)
 }
 
 
-unit_case("... when it shows, and when the file is back")
+bare_case("... when it shows, and when the file is back")
 {
     ngx_uint_t  i;
     ngx_msec_t  after;
@@ -1646,7 +1641,7 @@ unit_case("... when it shows, and when the file is back")
         hear(1);
         check_equal(actors[1].act, OWNS);
 
-        life_ends();
+        unit_teardown();
     }
 }
 
@@ -1655,7 +1650,6 @@ unit_case("... when it shows, and when the file is back")
 
 unit_case("a file that answers, and is heard late, does not hang")
 {
-    life_begins(1, 0, 1);
     comes(&actors[0], 0, 0, 1);
     check(workers[0].flying);
 
@@ -1670,8 +1664,6 @@ unit_case("a file that answers, and is heard late, does not hang")
     tells_all(0);
     check_equal(actors[0].act, OWNS);
     check_equal(refusals, 0);
-
-    life_ends();
 }
 
 
@@ -1681,8 +1673,6 @@ unit_case("a file that answers, and is heard late, does not hang")
 unit_case("... and this memory alone guards meanwhile")
 {
     uint64_t  fence;
-
-    life_begins(1, 0, 1);
 
     comes(&actors[0], 0, 0, 1);
     fence = record_of(0, 0)->fence;
@@ -1715,16 +1705,12 @@ unit_case("... and this memory alone guards meanwhile")
     tells_all(2);
     check_equal(actors[2].claim.op.result, NGX_IDEMPOTENCY_BOUND);
     check_equal(actors[2].claim.found.outcome, NGX_IDEMPOTENCY_DONE);
-
-    life_ends();
 }
 
 
 unit_case("a file that fails is asked whether it does still")
 {
     ngx_uint_t  i;
-
-    life_begins(1, 0, 1);
 
     comes(&actors[0], 0, 0, 1);
     down = 1;
@@ -1757,8 +1743,6 @@ unit_case("a file that fails is asked whether it does still")
     comes(&actors[1], 1, 0, 1);
     tells_all(1);
     check_equal(actors[1].act, OWNS);
-
-    life_ends();
 }
 
 
@@ -1767,8 +1751,6 @@ unit_case("a file that fails is asked whether it does still")
 
 unit_case("a worker that stands still while it asks")
 {
-    life_begins(1, 0, 1);
-
     comes(&actors[0], 0, 0, 1);
     check(workers[0].flying);
 
@@ -1798,5 +1780,4 @@ unit_case("a worker that stands still while it asks")
 
     ends(&actors[1], 0);
     tells_all(1);
-    life_ends();
 }

@@ -20,8 +20,8 @@ static op_t    owner;
 static void list_nothing(zone_t *z);
 
 
-static void
-open_zone(void)
+void
+unit_setup(void)
 {
     ngx_uint_t  i;
 
@@ -105,8 +105,6 @@ unit_case("a torn zone is refused, and untouched")
     ngx_uint_t                i;
     ngx_idempotency_shm_sh_t  sh;
 
-    open_zone();
-
     before = ngx_palloc(unit_pool, ZONE);
     ngx_memcpy(before, zone.zone.shm.addr, ZONE);
 
@@ -180,8 +178,6 @@ unit_case("only a reload makes it anew")
 {
     zone_t    second, third;
     uint64_t  fence;
-
-    open_zone();
 
     fence = zone.shm.sh->fence;
 
@@ -270,7 +266,6 @@ unit_case("torn, and noticed by a reload")
     uint64_t  fence;
     zone_t    second;
 
-    open_zone();
     fence = zone.shm.sh->fence;
     tear();
 
@@ -291,7 +286,6 @@ unit_case("made anew any number of times")
     uint64_t    fence;
     ngx_uint_t  i, n;
 
-    open_zone();
     fence = zone.shm.sh->fence;
 
     for (n = 0; n < 5; n++) {
@@ -330,7 +324,6 @@ unit_case("made anew any number of times")
 
 unit_case("torn, and noticed by a successor")
 {
-    open_zone();
     tear();
 
     check_equal(zone_init_process(&zone), NGX_OK);
@@ -362,7 +355,7 @@ die_making_it(void *data)
 }
 
 
-unit_case("dies while it makes it anew")
+bare_case("dies while it makes it anew")
 {
     int         status;
     ngx_pid_t   pid;
@@ -372,7 +365,7 @@ unit_case("dies while it makes it anew")
 
     for (n = 1; n <= 3; n++) {
 
-        open_zone();
+        unit_setup();
         tear();
 
         pid = unit_fork(die_making_it, &n);
@@ -413,7 +406,6 @@ unit_case("made anew at another place")
     zone_t                     next;
     ngx_idempotency_shm_sh_t  *sh;
 
-    open_zone();
     zone_reload(&next, &zone);
 
     sh = ngx_palloc(unit_pool, sizeof(ngx_idempotency_shm_sh_t));
