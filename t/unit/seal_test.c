@@ -14,6 +14,14 @@
 #include <openssl/rand.h>
 
 
+#define PENDING   NGX_IDEMPOTENCY_PENDING
+#define DONE      NGX_IDEMPOTENCY_DONE
+#define NOT_KEPT  NGX_IDEMPOTENCY_NOT_KEPT
+#define IN_DOUBT  NGX_IDEMPOTENCY_IN_DOUBT
+#define OPEN      NGX_IDEMPOTENCY_SEAL_OPEN
+#define BROKEN    NGX_IDEMPOTENCY_SEAL_BROKEN
+#define FORGED    NGX_IDEMPOTENCY_SEAL_FORGED
+
 #define A  "a key to seal by, and of 32 bytes"
 #define B  "another one, which is longer by some"
 
@@ -105,7 +113,7 @@ item(ngx_idempotency_item_t *it, size_t len)
 
     it->instance = 0x1122334455667788;
     it->sequence = 0x0019aabbccddeeff;
-    it->outcome = NGX_IDEMPOTENCY_DONE;
+    it->outcome = DONE;
     it->status = 201;
     it->window = 86400000;
     it->recorded = 1700000000123;
@@ -169,21 +177,21 @@ unit_case("there and back, of any length, sealed and plain")
         item(&it, len);
         ngx_idempotency_seal(&none, &it, 1, 1);
         check_equal(it.response.len, len + 1);
-        check_equal(open_with(&none, &it, 1), NGX_IDEMPOTENCY_SEAL_OPEN);
+        check_equal(open_with(&none, &it, 1), OPEN);
         check(is_whole(&it, len));
         free(it.response.data);
 
         item(&it, len);
         ngx_idempotency_seal(&first, &it, 1, 1);
-        check_equal(it.seal, NGX_IDEMPOTENCY_SEAL_OPEN);
+        check_equal(it.seal, OPEN);
         check_equal(it.response.len, len + NGX_IDEMPOTENCY_SEAL_LEN);
-        check_equal(it.outcome, NGX_IDEMPOTENCY_DONE);
+        check_equal(it.outcome, DONE);
 
         /* with the key among others, and whatever the counter says */
 
         it.replays += 10;
-        check_equal(open_with(&both, &it, 1), NGX_IDEMPOTENCY_SEAL_OPEN);
-        check_equal(it.outcome, NGX_IDEMPOTENCY_DONE);
+        check_equal(open_with(&both, &it, 1), OPEN);
+        check_equal(it.outcome, DONE);
         check(is_whole(&it, len));
         free(it.response.data);
     }
@@ -204,19 +212,17 @@ unit_case("nothing but responses that are put, or found")
 
         ngx_idempotency_seal(&first, &it, 1, 1);
         check_equal(it.response.len, i == NGX_IDEMPOTENCY_ITEM_PUT ? 0 : 20);
-        check_equal(it.outcome, NGX_IDEMPOTENCY_DONE);
+        check_equal(it.outcome, DONE);
 
         it.response.len = (i == NGX_IDEMPOTENCY_ITEM_ASK) ? 0 : 20;
-        it.outcome = (i == NGX_IDEMPOTENCY_ITEM_ASK) ? NGX_IDEMPOTENCY_NOT_KEPT
-                                                     : NGX_IDEMPOTENCY_DONE;
+        it.outcome = (i == NGX_IDEMPOTENCY_ITEM_ASK) ? NOT_KEPT : DONE;
         it.result = (i == NGX_IDEMPOTENCY_ITEM_FIND)
                     ? NGX_IDEMPOTENCY_ABSENT : NGX_IDEMPOTENCY_BOUND;
 
         ngx_idempotency_unseal(&first, &it, 1, 1);
-        check_equal(it.outcome, (i == NGX_IDEMPOTENCY_ITEM_ASK)
-                                    ? NGX_IDEMPOTENCY_NOT_KEPT
-                                    : NGX_IDEMPOTENCY_DONE);
-        check_equal(it.seal, NGX_IDEMPOTENCY_SEAL_OPEN);
+        check_equal(it.outcome,
+                    (i == NGX_IDEMPOTENCY_ITEM_ASK) ? NOT_KEPT : DONE);
+        check_equal(it.seal, OPEN);
 
         free(it.response.data);
     }
@@ -231,7 +237,7 @@ unit_case("nothing but responses that are put, or found")
     it.length_only = 1;
     ngx_idempotency_unseal(&first, &it, 1, 1);
     check_equal(it.response.len, 20);
-    check_equal(it.outcome, NGX_IDEMPOTENCY_DONE);
+    check_equal(it.outcome, DONE);
 
     item(&it, 20);
     ngx_idempotency_seal(&first, &it, 1, 1);
@@ -393,12 +399,12 @@ try_changed(ngx_idempotency_item_t *sealed, u_char *place, ngx_uint_t bit,
 
     /* too large a number is none */
 
-    if (open_with(&first, it, 1) == NGX_IDEMPOTENCY_SEAL_FORGED) {
+    if (open_with(&first, it, 1) == FORGED) {
         check_equal(it->result, NGX_IDEMPOTENCY_UNAVAILABLE);
 
     } else if (!check_equal(it->seal, wanted)
         || !check_equal(it->response.len, 0)
-        || !check_equal(it->outcome, NGX_IDEMPOTENCY_NOT_KEPT)
+        || !check_equal(it->outcome, NOT_KEPT)
         || !check_equal(it->status, sealed->status))
     {
         unit_note("bit %u", (unsigned) bit);
@@ -419,7 +425,7 @@ unit_case("a change of any bit of a response, and of its length")
 
     for (bit = 0; bit < 8 * (20 + NGX_IDEMPOTENCY_SEAL_LEN); bit++) {
 
-        wanted = NGX_IDEMPOTENCY_SEAL_BROKEN;
+        wanted = BROKEN;
 
         if (bit >= 8 * (20 + 48) && bit < 8 * (20 + 56)) {
             wanted = NGX_IDEMPOTENCY_SEAL_GONE;     /* the key's name */
@@ -441,12 +447,12 @@ unit_case("a change of any bit of a response, and of its length")
         ngx_memcpy(it.response.data, sealed.response.data + bit,
                    it.response.len);
 
-        check_equal(open_with(&first, &it, 1), NGX_IDEMPOTENCY_SEAL_BROKEN);
+        check_equal(open_with(&first, &it, 1), BROKEN);
         check_equal(it.response.len, 0);
         free(it.response.data);
     }
 
-    check_equal(open_with(&first, &sealed, 1), NGX_IDEMPOTENCY_SEAL_OPEN);
+    check_equal(open_with(&first, &sealed, 1), OPEN);
     check(is_whole(&sealed, 20));
     free(sealed.response.data);
 }
@@ -481,23 +487,23 @@ unit_case("a change of any bit of what goes with it")
         place = all[i].place;
 
         for (bit = 0; bit < 8 * all[i].len; bit++) {
-            try_changed(&sealed, place, bit, &it, NGX_IDEMPOTENCY_SEAL_BROKEN);
+            try_changed(&sealed, place, bit, &it, BROKEN);
             sealed = kept;
         }
     }
 
     /* in doubt instead of done, and whether times count */
 
-    sealed.outcome = NGX_IDEMPOTENCY_IN_DOUBT;
-    check_equal(open_with(&first, &sealed, 1), NGX_IDEMPOTENCY_SEAL_BROKEN);
-    check_equal(sealed.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
+    sealed.outcome = IN_DOUBT;
+    check_equal(open_with(&first, &sealed, 1), BROKEN);
+    check_equal(sealed.outcome, IN_DOUBT);
     check_equal(sealed.response.len, 0);
 
     free(sealed.response.data);
 
     item(&sealed, 20);
     ngx_idempotency_seal(&first, &sealed, 1, 1);
-    check_equal(open_with(&first, &sealed, 0), NGX_IDEMPOTENCY_SEAL_BROKEN);
+    check_equal(open_with(&first, &sealed, 0), BROKEN);
     free(sealed.response.data);
 
     /* where they don't, they may be others */
@@ -506,7 +512,7 @@ unit_case("a change of any bit of what goes with it")
     ngx_idempotency_seal(&first, &sealed, 1, 0);
     sealed.recorded++;
     sealed.ends--;
-    check_equal(open_with(&first, &sealed, 0), NGX_IDEMPOTENCY_SEAL_OPEN);
+    check_equal(open_with(&first, &sealed, 0), OPEN);
     check(is_whole(&sealed, 20));
     free(sealed.response.data);
 }
@@ -526,9 +532,9 @@ unit_case("keys that come and go, and none")
         { &first, &none, NGX_IDEMPOTENCY_SEAL_GONE },
         { &none, &first, NGX_IDEMPOTENCY_SEAL_GONE },
         { &both, &first, NGX_IDEMPOTENCY_SEAL_GONE },
-        { &both, &second, NGX_IDEMPOTENCY_SEAL_OPEN },
-        { &first, &both, NGX_IDEMPOTENCY_SEAL_OPEN },
-        { &second, &both, NGX_IDEMPOTENCY_SEAL_OPEN }
+        { &both, &second, OPEN },
+        { &first, &both, OPEN },
+        { &second, &both, OPEN }
     };
 
     for (i = 0; i < sizeof(tried) / sizeof(tried[0]); i++) {
@@ -537,11 +543,8 @@ unit_case("keys that come and go, and none")
         ngx_idempotency_seal(tried[i].by, &it, 1, 1);
         check_equal(open_with(tried[i].with, &it, 1), tried[i].seal);
 
-        check(is_whole(&it, tried[i].seal == NGX_IDEMPOTENCY_SEAL_OPEN
-                            ? 20 : 0));
-        check_equal(it.outcome, tried[i].seal == NGX_IDEMPOTENCY_SEAL_OPEN
-                                ? NGX_IDEMPOTENCY_DONE
-                                : NGX_IDEMPOTENCY_NOT_KEPT);
+        check(is_whole(&it, tried[i].seal == OPEN ? 20 : 0));
+        check_equal(it.outcome, tried[i].seal == OPEN ? DONE : NOT_KEPT);
         check_equal(it.status, 201);
 
         free(it.response.data);
@@ -554,7 +557,7 @@ unit_case("keys that come and go, and none")
 
     item(&it, 20);
     ngx_idempotency_seal(&first, &it, 1, 1);
-    check_equal(open_with(&second, &it, 1), NGX_IDEMPOTENCY_SEAL_BROKEN);
+    check_equal(open_with(&second, &it, 1), BROKEN);
     free(it.response.data);
 }
 
@@ -571,14 +574,14 @@ unit_case("no random bytes")
     ngx_idempotency_seal(&first, &it, 1, 1);
     check_equal(it.seal, NGX_IDEMPOTENCY_SEAL_FAILED);
     check_equal(it.response.len, 0);
-    check_equal(it.outcome, NGX_IDEMPOTENCY_NOT_KEPT);
+    check_equal(it.outcome, NOT_KEPT);
     free(it.response.data);
 
     item(&it, 20);
-    it.outcome = NGX_IDEMPOTENCY_IN_DOUBT;
+    it.outcome = IN_DOUBT;
     ngx_idempotency_seal(&first, &it, 1, 1);
     check_equal(it.response.len, 0);
-    check_equal(it.outcome, NGX_IDEMPOTENCY_IN_DOUBT);
+    check_equal(it.outcome, IN_DOUBT);
     free(it.response.data);
 
     no_random = 0;
@@ -633,11 +636,11 @@ unit_case("marks, as another program makes them")
         ngx_idempotency_outcome_e  outcome;
         u_char                     kind;
     } tried[] = {
-        { NGX_IDEMPOTENCY_ITEM_ASK, NGX_IDEMPOTENCY_PENDING, 'C' },
-        { NGX_IDEMPOTENCY_ITEM_PUT, NGX_IDEMPOTENCY_PENDING, 'C' },
-        { NGX_IDEMPOTENCY_ITEM_PUT, NGX_IDEMPOTENCY_DONE, 'E' },
-        { NGX_IDEMPOTENCY_ITEM_PUT, NGX_IDEMPOTENCY_NOT_KEPT, 'E' },
-        { NGX_IDEMPOTENCY_ITEM_PUT, NGX_IDEMPOTENCY_IN_DOUBT, 'U' }
+        { NGX_IDEMPOTENCY_ITEM_ASK, PENDING, 'C' },
+        { NGX_IDEMPOTENCY_ITEM_PUT, PENDING, 'C' },
+        { NGX_IDEMPOTENCY_ITEM_PUT, DONE, 'E' },
+        { NGX_IDEMPOTENCY_ITEM_PUT, NOT_KEPT, 'E' },
+        { NGX_IDEMPOTENCY_ITEM_PUT, IN_DOUBT, 'U' }
     };
 
     for (times = 0; times < 2; times++) {
@@ -646,16 +649,14 @@ unit_case("marks, as another program makes them")
 
             it.what = tried[i].what;
             it.outcome = tried[i].outcome;
-            it.response.len = (tried[i].outcome == NGX_IDEMPOTENCY_DONE)
-                              ? 20 : 0;
+            it.response.len = (tried[i].outcome == DONE) ? 20 : 0;
 
             marked(&it, tried[i].kind, times, mac);
 
             ngx_idempotency_seal(&keyed, &it, 1, times);
             check(ngx_memcmp(it.mac, mac, 16) == 0);
 
-            check_equal(open_with(&keyed, &it, times),
-                        NGX_IDEMPOTENCY_SEAL_OPEN);
+            check_equal(open_with(&keyed, &it, times), OPEN);
             check_equal(it.result, NGX_IDEMPOTENCY_BOUND);
             check_equal(it.outcome, tried[i].outcome);
             check(it.response.len == 0 || is_whole(&it, 20));
@@ -726,10 +727,9 @@ unit_case("a change of any bit of a record that is marked")
 
                 (void) open_with(secret, &it, 1);
 
-                known = it.seal == NGX_IDEMPOTENCY_SEAL_FORGED
+                known = it.seal == FORGED
                         ? it.result != NGX_IDEMPOTENCY_UNAVAILABLE
-                        : (it.seal != NGX_IDEMPOTENCY_SEAL_BROKEN
-                           || it.outcome != NGX_IDEMPOTENCY_NOT_KEPT
+                        : (it.seal != BROKEN || it.outcome != NOT_KEPT
                            || it.status || it.response.len);
 
                 if (!check(!known)) {
@@ -750,8 +750,8 @@ unit_case("a change of any bit of a record that is marked")
         made.response.data[bit / 8] ^= (u_char) (1 << (bit % 8));
         it = made;
 
-        check_equal(open_with(&keyed, &it, 1), NGX_IDEMPOTENCY_SEAL_BROKEN);
-        check_equal(it.outcome, NGX_IDEMPOTENCY_NOT_KEPT);
+        check_equal(open_with(&keyed, &it, 1), BROKEN);
+        check_equal(it.outcome, NOT_KEPT);
         check_equal(it.response.len, 0);
 
         made.response.data[bit / 8] ^= (u_char) (1 << (bit % 8));
@@ -773,28 +773,20 @@ unit_case("what changes without a key")
         ngx_idempotency_outcome_e  to;
         ngx_idempotency_seal_e     seal;
     } tried[] = {
-        { NGX_IDEMPOTENCY_PENDING, NGX_IDEMPOTENCY_IN_DOUBT,
-          NGX_IDEMPOTENCY_SEAL_OPEN },
-        { NGX_IDEMPOTENCY_PENDING, NGX_IDEMPOTENCY_NOT_KEPT,
-          NGX_IDEMPOTENCY_SEAL_BROKEN },
-        { NGX_IDEMPOTENCY_IN_DOUBT, NGX_IDEMPOTENCY_PENDING,
-          NGX_IDEMPOTENCY_SEAL_FORGED },
-        { NGX_IDEMPOTENCY_IN_DOUBT, NGX_IDEMPOTENCY_NOT_KEPT,
-          NGX_IDEMPOTENCY_SEAL_BROKEN },
-        { NGX_IDEMPOTENCY_DONE, NGX_IDEMPOTENCY_NOT_KEPT,
-          NGX_IDEMPOTENCY_SEAL_OPEN },
-        { NGX_IDEMPOTENCY_DONE, NGX_IDEMPOTENCY_IN_DOUBT,
-          NGX_IDEMPOTENCY_SEAL_FORGED },
-        { NGX_IDEMPOTENCY_DONE, NGX_IDEMPOTENCY_PENDING,
-          NGX_IDEMPOTENCY_SEAL_FORGED },
+        { PENDING, IN_DOUBT, OPEN },
+        { PENDING, NOT_KEPT, BROKEN },
+        { IN_DOUBT, PENDING, FORGED },
+        { IN_DOUBT, NOT_KEPT, BROKEN },
+        { DONE, NOT_KEPT, OPEN },
+        { DONE, IN_DOUBT, FORGED },
+        { DONE, PENDING, FORGED },
         /* it has no response that could be sent */
-        { NGX_IDEMPOTENCY_NOT_KEPT, NGX_IDEMPOTENCY_DONE,
-          NGX_IDEMPOTENCY_SEAL_OPEN }
+        { NOT_KEPT, DONE, OPEN }
     };
 
     for (i = 0; i < sizeof(tried) / sizeof(tried[0]); i++) {
         item(&it, 20);
-        it.status = (tried[i].from == NGX_IDEMPOTENCY_PENDING) ? 0 : 201;
+        it.status = (tried[i].from == PENDING) ? 0 : 201;
         it.outcome = tried[i].from;
         it.response.len = 0;
 
@@ -812,7 +804,7 @@ unit_case("what changes without a key")
     ngx_idempotency_seal(&keyed, &it, 1, 1);
     it.response.len = 21;
     it.response.data[20] = 0;
-    check_equal(open_with(&keyed, &it, 1), NGX_IDEMPOTENCY_SEAL_BROKEN);
+    check_equal(open_with(&keyed, &it, 1), BROKEN);
     free(it.response.data);
 }
 
@@ -837,16 +829,15 @@ bare_case("what is no record")
             case 3: it.recorded = -INT64_MAX; break;
             case 4: it.ends = INT64_MAX; break;
             case 5: it.status = (ngx_uint_t) 1 << 31; break;
-            case 6: it.outcome = NGX_IDEMPOTENCY_PENDING; break;
-            case 7: it.outcome = NGX_IDEMPOTENCY_NOT_KEPT; break;
-            case 8: it.outcome = NGX_IDEMPOTENCY_IN_DOUBT + 1; break;
+            case 6: it.outcome = PENDING; break;
+            case 7: it.outcome = NOT_KEPT; break;
+            case 8: it.outcome = IN_DOUBT + 1; break;
             case 9: it.sequence = (uint64_t) 1 << 53; break;
             }
 
             ngx_idempotency_seal(k ? &keyed : &none, &it, 1, 1);
 
-            check_equal(open_with(k ? &keyed : &none, &it, 1),
-                        NGX_IDEMPOTENCY_SEAL_FORGED);
+            check_equal(open_with(k ? &keyed : &none, &it, 1), FORGED);
             check_equal(it.result, NGX_IDEMPOTENCY_UNAVAILABLE);
 
             free(it.response.data);
