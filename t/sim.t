@@ -2,12 +2,12 @@
 
 # A world in one process: two nginx of two workers each, made of the real rooms of
 # store/, over the real db.c and the real scripts of a Redis, with all troubles
-# that there are, decided by a seed. Here are those seeds that ever failed, and
-# some hundred others, the same each time: what fails here is a finding. Over a
-# Redis they run again in each real server that is here. Fresh ones by util/sim,
-# which also tells a seed's story.
+# that there are, decided by a seed. Here are those seeds that ever failed, some
+# hundred others, the same each time, and thousands that each commit has for itself:
+# what fails here is a finding, and util/sim --seed repeats it and tells its story.
+# Over a Redis the first ones run again in each real server that is here.
 #
-# Environment: TEST_SIM_SECONDS: that many seconds of fresh ones, too
+# Environment: TEST_SIM_SEEDS: how many a commit has for itself (default: 3000)
 
 use strict;
 use warnings;
@@ -17,6 +17,7 @@ use lib "$FindBin::Bin/lib";
 
 use Cwd qw(abs_path);
 use File::Basename qw(dirname);
+use File::Temp qw(tempdir);
 use Resp;
 use Test::More;
 
@@ -34,14 +35,40 @@ plan skip_all => 'built with sanitizers' if ($ENV{EXTRA_CFLAGS} // '') =~ /-fsan
 # ... or were unpacked by util/valkey
 $ENV{PATH} .= ':' . ($ENV{BUILD_DIR} // "$root/build") . '/valkey/bin';
 
-my $fixed = "--list '$root/t/sim/seeds' --from 1 --local 0 --seconds 300";
+my $build = $ENV{BUILD_DIR} // "$root/build";
+my $fixed = "--list '$root/t/sim/seeds' --from 1 --count 300";
+my $seeds = $ENV{TEST_SIM_SEEDS} // 3000;
 
-holds('never twice, and an end for whoever waits', "run $fixed --count 300");
-holds("... over a real $_", "server $_ $fixed --count 150") for grep seven($_), Resp::servers();
+# they need no disk
+$ENV{TMPDIR} = '/dev/shm' if -w '/dev/shm';
 
-holds('... in fresh worlds', "run --seconds $ENV{TEST_SIM_SECONDS}") if $ENV{TEST_SIM_SECONDS};
+my $built = qx(bash '$root/t/sim/run' --build 2>&1);
+die $built if $?;
+
+holds('never twice, and an end for whoever waits', run($fixed));
+holds("... over a real $_", scalar qx(bash '$root/t/sim/server' $_ $fixed 2>&1))
+    for grep seven($_), Resp::servers();
+
+holds('... in worlds of this commit', run('--from ' . first_seed() . " --count $seeds"));
+
+# whoever repeats a seed has another machine, directory and memory
+{
+    my $here = run('--from 1 --count 60');
+    local $ENV{TMPDIR} = tempdir(CLEANUP => 1, DIR => '/tmp');
+    local $ENV{MALLOC_PERTURB_} = 165;
+
+    is(trace(run('--from 1 --count 60 --jobs 2')), trace($here), 'a seed is the same world each time');
+}
 
 done_testing();
+
+# Each commit begins elsewhere, and a commit always there. Without git, as in a
+# release, it is always the same.
+sub first_seed {
+    my ($commit) = qx(git -C '$root' -c safe.directory='*' rev-parse HEAD 2>&1) =~ /^([0-9a-f]{8})/;
+
+    return 1_000_000 + hex($commit // 0);
+}
 
 # The scripts' flags are of Redis 7.
 sub seven {
@@ -50,10 +77,16 @@ sub seven {
     return qx($program --version) =~ /v=(\d+)/ && $1 >= 7;
 }
 
-sub holds {
-    my ($what, $run) = @_;
+sub run {
+    return scalar qx('$build/sim/world' --worker '$build/sim/worker.so' $_[0] 2>&1);
+}
 
-    my $said = qx(bash '$root/t/sim/'$run 2>&1);
+sub trace {
+    return $_[0] =~ /^# trace ([0-9a-f]+)$/m ? $1 : $_[0];
+}
+
+sub holds {
+    my ($what, $said) = @_;
 
     ok($? == 0 && $said =~ /^# [1-9]\d* seeds in.* 0 failed/m, $what)
         ? note($said =~ /^(# \d+ seeds in.*)/m) : diag($said);

@@ -57,7 +57,7 @@ request_result(req_t *q)
 
     case NGX_IDEMPOTENCY_LIMITED:
         q->end = "refused, over its quota";
-        n_limited++;
+        counts[N_LIMITED]++;
         judge_limited(q);
         break;
 
@@ -69,7 +69,7 @@ request_result(req_t *q)
         }
 
         q->end = "refused, unavailable";
-        n_refused++;
+        counts[N_REFUSED]++;
         break;
 
     default:

@@ -22,7 +22,8 @@ typedef struct {
     ngx_msec_t                      at;
     ngx_uint_t                      lapsed;
     ngx_uint_t                      forgotten;
-    ngx_uint_t                      refused;
+    /* as of an execution */
+    ngx_msec_t                      refused;
 } grant_t;
 
 
@@ -37,10 +38,8 @@ static ngx_uint_t  ngrants;
 
 static ngx_msec_t  ahead, behind;
 
-/* since when a store that was emptied is refused, or 0; it has forgotten
-   anything at all */
+/* the store has forgotten anything at all */
 
-static ngx_msec_t  emptied;
 static ngx_uint_t  forgot;
 
 static u_char      body[200000];
@@ -52,7 +51,7 @@ void
 judge_reset(void)
 {
     nexecs = ngrants = 0;
-    ahead = behind = still = emptied = 0;
+    ahead = behind = still = 0;
     forgot = 0;
 }
 
@@ -151,15 +150,15 @@ gone(exec_t *e)
 void
 judge_forgets(ngx_msec_t since, ngx_uint_t refused)
 {
-    exec_t   *e;
-    grant_t  *g;
+    exec_t      *e;
+    grant_t     *g;
+    ngx_msec_t   began;
 
     forgot = 1;
-    emptied = refused ? now : emptied;
 
     for (g = grants; g < grants + ngrants; g++) {
         if (g->at >= since) {
-            g->refused |= refused;
+            g->refused = (refused && !g->refused) ? now : g->refused;
             g->forgotten |= !refused && !set.strict;
         }
     }
@@ -170,14 +169,17 @@ judge_forgets(ngx_msec_t since, ngx_uint_t refused)
             continue;
         }
 
-        e->refused |= refused;
+        began = e->claimed ? e->claimed : e->began;
+
+        e->refused = (refused && !e->refused) ? now : e->refused;
         e->forgotten |= !refused && !set.strict;
+        e->unknown |= (began >= since);
         e->untold |= e->told;
         e->told = 0;
 
         /* renewals are not waited for, and lost with the rest */
 
-        e->heard = ngx_min(e->heard, ngx_max(e->claimed, e->began));
+        e->heard = ngx_min(e->heard, began);
 
         if (refused || !set.strict) {
             e->sure = 0;
@@ -195,14 +197,12 @@ judge_agreed(void)
 {
     ngx_uint_t  i;
 
-    emptied = 0;
-
     for (i = 0; i < nexecs; i++) {
-        execs[i].forgotten |= execs[i].refused;
+        execs[i].forgotten |= (execs[i].refused != 0);
     }
 
     for (i = 0; i < ngrants; i++) {
-        grants[i].forgotten |= grants[i].refused;
+        grants[i].forgotten |= (grants[i].refused != 0);
     }
 }
 
@@ -315,10 +315,11 @@ doubtful(exec_t *e)
 }
 
 
-/* who does refuses another one: the first answer was the stamp */
+/* the one that was emptied then: who does refuses another one; the first answer
+   was the stamp */
 
 static ngx_uint_t
-knows_the_store(nginx_t *g)
+knows_the_store(nginx_t *g, ngx_msec_t emptied)
 {
     return g->answered && g->answered <= emptied;
 }
@@ -376,8 +377,8 @@ excuse(exec_t *e, req_t *q, exec_t *again)
         return "the store has forgotten it";
     }
 
-    if ((e->refused && !knows_the_store(g))
-        || (again->refused && !knows_the_store(e->nginx)))
+    if ((e->refused && !knows_the_store(g, e->refused))
+        || (again->refused && !knows_the_store(e->nginx, again->refused)))
     {
         return "the store is another one, and nothing else is known";
     }
@@ -441,7 +442,7 @@ quota_kept(req_t *q, exec_t *e)
 static ngx_uint_t
 fence_lost(exec_t *x, exec_t *e)
 {
-    if (x->forgotten || x->refused || !x->granted) {
+    if (x->forgotten || x->refused || x->unknown || !x->granted) {
         return 1;
     }
 
@@ -467,7 +468,7 @@ judge_execution(req_t *q)
     }
 
     e = &execs[nexecs++];
-    n_execs++;
+    counts[N_EXECS]++;
 
     memset(e, 0, sizeof(exec_t));
     e->n = nexecs;
@@ -586,7 +587,7 @@ replayed(req_t *q)
     ngx_idempotency_found_t  *found;
 
     found = &q->claim.found;
-    n_replays++;
+    counts[N_REPLAYS]++;
 
     for (e = execs; e < execs + nexecs; e++) {
 
@@ -691,7 +692,7 @@ judge_bound(req_t *q)
 
     case NGX_IDEMPOTENCY_IN_DOUBT:
         q->end = "refused, in doubt";
-        n_doubts++;
+        counts[N_DOUBTS]++;
         in_doubt(q);
         break;
 

@@ -62,7 +62,7 @@ static const struct {
 
 
 void
-settings(uint64_t seed, ngx_uint_t local)
+settings(uint64_t seed)
 {
     uint64_t  r;
 
@@ -74,7 +74,7 @@ settings(uint64_t seed, ngx_uint_t local)
     memset(&set, 0, sizeof(settings_t));
     set.store = (r % 8 == 0) ? SIM_MEMORY : (r % 8 < 4) ? SIM_FILE : SIM_REDIS;
     set.strict = (r >> 4) % 2;
-    set.local = (local && (r >> 8) % 3 == 0);
+    set.local = ((r >> 8) % 3 == 0);
     set.window = windows[(r >> 12) % 3];
     set.lease = leases[(r >> 16) % 3];
     set.timeout = 100 + (r >> 20) % 3 * 100;
@@ -317,7 +317,7 @@ plan_event(plan_t *e)
     }
 
     r = e->chance;
-    n_troubles[e->what]++;
+    counts[N_TROUBLES + e->what]++;
 
     if (e->what == P_CLIENT) {
         plan_client(r);

@@ -3,17 +3,11 @@
  * The simulation's world: its time, and what happens next.  All that is to
  * happen is a message, to a worker or to nobody; one of those that are due, or
  * a turn of a worker's event loop, is chosen by chance, and time goes on when
- * nothing is due.  Then seeds: a run of each, a story of those that fail.
+ * nothing is due.
  */
 
 
 #include "world.h"
-#include "disk.h"
-
-#include <time.h>
-
-
-#define STORY  (256 * 1024)
 
 
 settings_t           set;
@@ -25,19 +19,18 @@ ngx_uint_t           depth, failed, settling;
 char                *directory;
 char                 keys[TOKENS][64];
 
-/* of all runs */
+ngx_uint_t           telling;
+char                 story[STORY];
+char                 fault_text[1024];
 
-uint64_t             n_execs, n_replays, n_doubts, n_refused, n_limited;
-uint64_t             n_troubles[P_KINDS];
-static uint64_t      n_events, n_msec;
+/* of all runs, and of this one: what has happened, in one number */
+
+uint64_t            *counts;
+static uint64_t      trace;
 
 static message_t     messages[MESSAGES];
 static ngx_uint_t    nmessages;
-
-static ngx_uint_t    telling, local;
-static char          story[STORY];
 static size_t        storied;
-static char          fault_text[1024];
 
 
 /* --- what is told --------------------------------------------------------- */
@@ -495,8 +488,9 @@ again:
         goto again;
     }
 
-    n_events++;
+    counts[N_EVENTS]++;
     n = below(ndue + nruns);
+    trace = (trace ^ chance ^ now) * 0x9e3779b97f4a7c15;
 
     if (n < ndue) {
         copy = *due[n];
@@ -532,15 +526,14 @@ world_begins(uint64_t seed)
     u_char      digest[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_uint_t  i;
 
-    chance = seed;
+    chance = trace = seed;
     now = 100000;
     depth = failed = settling = 0;
     hung = failing = crammed = 0;
-    nreqs = nmessages = 0;
+    nreqs = 0;
     storied = 0;
     fault_text[0] = '\0';
     memset(nginxes, 0, sizeof(nginxes));
-    memset(messages, 0, sizeof(messages));
     judge_reset();
 
     for (i = 0; i < TOKENS; i++) {
@@ -588,13 +581,12 @@ world_ends(void)
         }
     }
 
-    for (i = 0; i < MESSAGES; i++) {
-        if (messages[i].used) {
-            free(messages[i].memory);
-        }
+    while (nmessages) {
+        message_free(&messages[nmessages - 1]);
     }
 
-    n_msec += now - 100000;
+    counts[N_MSEC] += now - 100000;
+    counts[N_TRACE] += trace;
 
     if (set.store == SIM_FILE) {
         storage_done();
@@ -602,9 +594,7 @@ world_ends(void)
 }
 
 
-/* false: it failed */
-
-static ngx_uint_t
+ngx_uint_t
 run(uint64_t seed)
 {
     ngx_uint_t  i;
@@ -652,369 +642,4 @@ run(uint64_t seed)
     world_ends();
 
     return !failed;
-}
-
-
-/* --- seeds ---------------------------------------------------------------- */
-
-
-/* what is wrong, without which request it is */
-
-static uint64_t
-fault_kind(void)
-{
-    char      *p;
-    uint64_t   kind;
-
-    for (p = fault_text, kind = 0; *p; p++) {
-        if ((*p < '0' || *p > '9')
-            && (p[1] != ' ' || p == fault_text || p[-1] != ' '))
-        {
-            kind = kind * 31 + *p;
-        }
-    }
-
-    return kind;
-}
-
-
-/* with less in its plan it fails, too: by this seed of chance, or by another */
-
-static ngx_uint_t
-fails(uint64_t *seed, uint64_t kind)
-{
-    uint64_t    other;
-    ngx_uint_t  i;
-
-    for (i = 0; i < 12; i++) {
-        other = *seed + i;
-
-        if (!run(other) && fault_kind() == kind) {
-            *seed = other;
-            return 1;
-        }
-    }
-
-    return 0;
-}
-
-
-static void
-minimise(uint64_t *seed, ngx_uint_t seconds)
-{
-    time_t      end;
-    uint64_t    kind;
-    ngx_uint_t  i, k, n, less;
-
-    kind = fault_kind();
-    end = time(NULL) + seconds;
-
-    for (n = planned / 2; n; n = less ? n : n / 2) {
-        less = 0;
-
-        for (i = 0; i < planned; i += n) {
-
-            for (k = i, less = 0; k < planned && k < i + n; k++) {
-                less += !plan[k].left_out;
-                plan[k].left_out |= 2;
-            }
-
-            if (less && time(NULL) < end && fails(seed, kind)) {
-                for (k = i; k < planned && k < i + n; k++) {
-                    plan[k].left_out = 1;
-                }
-
-                continue;
-            }
-
-            for (k = i; k < planned && k < i + n; k++) {
-                plan[k].left_out &= ~2;
-            }
-        }
-
-        less = 0;
-
-        if (n == 1) {
-            break;
-        }
-    }
-}
-
-
-static void
-tell_story(uint64_t seed, ngx_uint_t seconds)
-{
-    uint64_t    found;
-    ngx_uint_t  i, n;
-
-    printf("# seed %llu fails: %s\n", (unsigned long long) seed, fault_text);
-
-    found = seed;
-
-    if (seconds) {
-        minimise(&found, seconds);
-    }
-
-    for (i = 0, n = 0; i < planned; i++) {
-        n += !plan[i].left_out;
-    }
-
-    telling = 1;
-    (void) run(found);
-    telling = 0;
-
-    printf("# with %u of %u events of its plan:\n\n%s\n", (unsigned) n,
-           (unsigned) planned, story);
-    fflush(stdout);
-}
-
-
-/* only with a real server those that have one */
-
-static ngx_uint_t
-wanted(uint64_t seed)
-{
-    settings(seed, local);
-
-    return set.store == SIM_REDIS || !server_there();
-}
-
-
-static ngx_uint_t
-try(uint64_t seed, ngx_uint_t seconds)
-{
-    settings(seed, local);
-    plan_make(seed);
-
-    if (run(seed)) {
-        return 1;
-    }
-
-    tell_story(seed, seconds);
-
-    return 0;
-}
-
-
-static void
-world_init(char *worker)
-{
-    char        path[256], command[1024];
-    ngx_uint_t  i, k;
-
-    static ngx_log_t   log;
-    static ngx_time_t  time;
-    static char        dir[128];
-
-    snprintf(dir, sizeof(dir), "%s/sim.XXXXXX",
-             getenv("TMPDIR") ? getenv("TMPDIR")
-             : access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
-    directory = mkdtemp(dir);
-
-    if (directory == NULL) {
-        perror(dir);
-        exit(2);
-    }
-
-    for (i = 0; i < NGINX; i++) {
-        for (k = 0; k < SIM_SLOTS; k++) {
-            snprintf(path, sizeof(path), "%s/%c%u.so", directory,
-                     (char) ('A' + (int) i), (unsigned) k);
-            snprintf(command, sizeof(command), "cp '%s' '%s'", worker, path);
-
-            if (system(command) != 0) {
-                exit(2);
-            }
-        }
-    }
-
-    unit_cycle.log = &log;
-    ngx_pid = getpid();
-    ngx_ncpu = 1;
-    ngx_pagesize = 4096;
-    ngx_cacheline_size = 64;
-    ngx_cached_time = &time;
-    ngx_slab_sizes_init();
-    unit_expect("");
-}
-
-
-static void
-world_done(void)
-{
-    char        path[256];
-    ngx_uint_t  i, k;
-
-    for (i = 0; i < NGINX; i++) {
-        for (k = 0; k < SIM_SLOTS; k++) {
-            snprintf(path, sizeof(path), "%s/%c%u.so", directory,
-                     (char) ('A' + (int) i), (unsigned) k);
-            unlink(path);
-        }
-    }
-
-    rmdir(directory);
-}
-
-
-/* a file's lines: a seed, and whatever else */
-
-static ngx_uint_t
-try_list(char *path, ngx_uint_t less, ngx_uint_t *bad)
-{
-    FILE        *f;
-    char         line[512], *end;
-    uint64_t     seed;
-    ngx_uint_t   n;
-
-    f = fopen(path, "r");
-
-    if (f == NULL) {
-        perror(path);
-        exit(2);
-    }
-
-    for (n = 0; fgets(line, sizeof(line), f); /* void */ ) {
-        seed = strtoull(line, &end, 10);
-
-        if (end != line && wanted(seed)) {
-            *bad += !try(seed, less);
-            n++;
-        }
-    }
-
-    fclose(f);
-
-    return n;
-}
-
-
-static void
-figures(ngx_uint_t seeds, ngx_uint_t bad, time_t took)
-{
-    ngx_uint_t  i;
-
-    printf("# %lu seeds in %ld s, %lu failed: %llu events, %.1f simulated "
-           "hours, %llu executions, %llu replays, %llu in doubt, %llu "
-           "unavailable, %llu over a quota\n",
-           (unsigned long) seeds, (long) took,
-           (unsigned long) bad, (unsigned long long) n_events,
-           n_msec / 3600e3, (unsigned long long) n_execs,
-           (unsigned long long) n_replays, (unsigned long long) n_doubts,
-           (unsigned long long) n_refused, (unsigned long long) n_limited);
-
-    for (i = 1; i < P_KINDS; i++) {
-        if (n_troubles[i]) {
-            printf("#   %s: %llu\n", plan_names[i],
-                   (unsigned long long) n_troubles[i]);
-        }
-    }
-
-    printf("# sim tests: %lu passed, %lu failed\n",
-           (unsigned long) (seeds - bad), (unsigned long) bad);
-}
-
-
-int
-main(int argc, char **argv)
-{
-    int          i;
-    char        *list, *library, *server, *clock;
-    time_t       began;
-    uint64_t     seed, given;
-    ngx_uint_t   seconds, seeds, bad, most, less, count;
-
-    seconds = 10;
-    seeds = bad = given = 0;
-    count = (ngx_uint_t) -1;
-    list = server = clock = NULL;
-    local = 1;
-    most = 1;
-    less = 20;
-    seed = (uint64_t) time(NULL) * 1000003 + getpid();
-    library = "worker.so";
-
-    for (i = 1; i + 1 < argc; i += 2) {
-
-        if (strcmp(argv[i], "--worker") == 0) {
-            library = argv[i + 1];
-
-        } else if (strcmp(argv[i], "--seconds") == 0) {
-            seconds = atoi(argv[i + 1]);
-
-        } else if (strcmp(argv[i], "--hours") == 0) {
-            seconds = atof(argv[i + 1]) * 3600;
-
-        } else if (strcmp(argv[i], "--from") == 0) {
-            seed = strtoull(argv[i + 1], NULL, 0);
-
-        } else if (strcmp(argv[i], "--seed") == 0) {
-            given = strtoull(argv[i + 1], NULL, 0);
-
-        } else if (strcmp(argv[i], "--count") == 0) {
-            count = atoi(argv[i + 1]);
-
-        } else if (strcmp(argv[i], "--local") == 0) {
-            local = (atoi(argv[i + 1]) != 0);
-
-        } else if (strcmp(argv[i], "--server") == 0) {
-            server = argv[i + 1];
-
-        } else if (strcmp(argv[i], "--clock") == 0) {
-            clock = argv[i + 1];
-
-        } else if (strcmp(argv[i], "--list") == 0) {
-            list = argv[i + 1];
-
-        } else if (strcmp(argv[i], "--most") == 0) {
-            most = atoi(argv[i + 1]);
-
-        } else if (strcmp(argv[i], "--minimise") == 0) {
-            less = atoi(argv[i + 1]);
-
-        } else {
-            fprintf(stderr, "what is %s?\n", argv[i]);
-            return 2;
-        }
-    }
-
-    setvbuf(stdout, NULL, _IOLBF, 0);
-    disk_init();
-    world_init(library);
-
-    if (server && clock) {
-        server_open(server, clock);
-    }
-
-    began = time(NULL);
-
-    if (given) {
-        bad = !try(given, less);
-        world_done();
-        return bad != 0;
-    }
-
-    if (list) {
-        seeds = try_list(list, less, &bad);
-        count += (count == (ngx_uint_t) -1) ? 0 : seeds;
-    }
-
-    printf("# seeds from %llu on\n", (unsigned long long) seed);
-
-    while (seeds < count && bad < most
-           && time(NULL) - began < (time_t) seconds)
-    {
-        if (!wanted(seed)) {
-            seed++;
-            continue;
-        }
-
-        bad += !try(seed++, less);
-        seeds++;
-    }
-
-    figures(seeds, bad, time(NULL) - began);
-    world_done();
-
-    return bad != 0;
 }

@@ -8,7 +8,8 @@
  *
  * Its chapters:
  *
- *   world.c    time, messages, what happens next, a run, seeds, stories
+ *   main.c     seeds: which are tried, and the stories of those that fail
+ *   world.c    time, messages, what happens next, a run
  *   nginx.c    workers and their nginx: start, reload, end, death
  *   clients.c  requests, the upstream's executions and their outcomes
  *   network.c  the way to a Redis and what it does; its scripts: redis.c, or
@@ -37,6 +38,7 @@
 #define REQUESTS  1000
 #define EXECS     1000
 #define MESSAGES  4096
+#define STORY     (256 * 1024)
 
 /* milliseconds: a request that waits asks again so often, and waits so long */
 
@@ -188,9 +190,11 @@ struct exec_s {
     /* ... and the store says so since then */
     ngx_msec_t                      doubted;
     /* the store has forgotten it, as guarantees.md says that it may; or has,
-       but is refused until an operator agrees */
+       since then, but is refused until an operator agrees */
     ngx_uint_t                      forgotten;
-    ngx_uint_t                      refused;
+    ngx_msec_t                      refused;
+    /* ... all of it, its claim, too */
+    ngx_uint_t                      unknown;
 };
 
 
@@ -274,6 +278,26 @@ typedef enum {
 } plan_e;
 
 
+/* what is counted, of all runs; the seed that runs; a sum of all that happens,
+   which is another one if anything else does */
+
+typedef enum {
+    N_SEEDS = 0,
+    N_FAILED,
+    N_SEED,
+    N_TRACE,
+    N_EVENTS,
+    N_MSEC,
+    N_EXECS,
+    N_REPLAYS,
+    N_DOUBTS,
+    N_REFUSED,
+    N_LIMITED,
+    N_TROUBLES,
+    N_COUNTS = N_TROUBLES + P_KINDS
+} count_e;
+
+
 typedef struct {
     plan_e                          what;
     ngx_msec_t                      at;
@@ -321,8 +345,11 @@ extern ngx_uint_t  failed;
 extern ngx_uint_t  settling;
 extern char       *directory;
 extern char        keys[TOKENS][64];
-extern uint64_t    n_execs, n_replays, n_doubts, n_refused, n_limited;
-extern uint64_t    n_troubles[P_KINDS];
+/* what is told goes to the story; what was wrong */
+extern ngx_uint_t  telling;
+extern char        story[STORY];
+extern char        fault_text[1024];
+extern uint64_t   *counts;
 
 #define below(n)       ((ngx_uint_t) (unit_random(&chance) % (n)))
 #define token_name(n)  ((char) ('a' + (int) (n)))
@@ -332,6 +359,8 @@ void fault(char *fmt, ...) __attribute__((format(printf, 1, 2)));
 message_t *message(message_e what, ngx_msec_t delay, proc_t *p);
 ngx_uint_t step(ngx_msec_t limit);
 void run_until(ngx_msec_t end);
+/* false: it failed */
+ngx_uint_t run(uint64_t seed);
 
 
 /* nginx.c */
@@ -426,7 +455,7 @@ extern char       *plan_names[P_KINDS];
 /* until when the store answers nothing; the file fails, or is full */
 extern ngx_msec_t  hung, failing, crammed;
 
-void settings(uint64_t seed, ngx_uint_t local);
+void settings(uint64_t seed);
 void plan_make(uint64_t seed);
 ngx_uint_t plan_has(plan_e what);
 void plan_event(plan_t *e);
