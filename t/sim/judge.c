@@ -56,6 +56,9 @@ judge_reset(void)
 }
 
 
+static ngx_uint_t closed(exec_t *e);
+
+
 /* --- what the store has heard, and forgotten ------------------------------ */
 
 
@@ -80,6 +83,18 @@ judge_granted(uint64_t instance, ngx_uint_t token, uint64_t fence)
 
 
 void
+judge_told_doubt(uint64_t instance, ngx_uint_t token, uint64_t fence)
+{
+    exec_t  *e;
+
+    for (e = execs; e < execs + nexecs; e++) {
+        e->shown |= (e->token == token && e->fence == fence
+                     && e->instance == instance);
+    }
+}
+
+
+void
 judge_heard(uint64_t instance, ngx_uint_t token, uint64_t fence,
     ngx_uint_t outcome, ngx_uint_t stale)
 {
@@ -95,6 +110,11 @@ judge_heard(uint64_t instance, ngx_uint_t token, uint64_t fence,
         if (stale) {
             e->outdone = 1;
             continue;
+        }
+
+        if ((e->told || e->shown) && !outcome && !closed(e)) {
+            fault("a renewal of execution %u takes back what the store had",
+                  (unsigned) e->n);
         }
 
         e->heard = now;
@@ -175,7 +195,7 @@ judge_forgets(ngx_msec_t since, ngx_uint_t refused)
         e->forgotten |= !refused && !set.strict;
         e->unknown |= (began >= since);
         e->untold |= e->told;
-        e->told = 0;
+        e->told = e->shown = 0;
 
         /* renewals are not waited for, and lost with the rest */
 

@@ -46,6 +46,17 @@ network_reset(void)
 /* --- the way -------------------------------------------------------------- */
 
 
+static ngx_uint_t
+link_ill(proc_t *p)
+{
+    nginx_t  *g;
+
+    g = p->nginx;
+
+    return now < g->healed && (g->ill == SIM_SLOTS || g->ill == p->slot);
+}
+
+
 void
 host_connect(void *worker, ngx_uint_t lane, uint64_t number)
 {
@@ -55,7 +66,7 @@ host_connect(void *worker, ngx_uint_t lane, uint64_t number)
     p->numbers[lane] = number;
     p->arrival[lane][0] = p->arrival[lane][1] = now;
 
-    if (p->nginx->link && now < p->nginx->healed) {
+    if (link_ill(p)) {
         return;
     }
 
@@ -81,7 +92,7 @@ way(proc_t *p, ngx_uint_t lane, ngx_uint_t back)
         at += below(set.timeout);
     }
 
-    if (now < g->healed) {
+    if (link_ill(p)) {
 
         if (g->link == (back ? LINK_BACK : LINK_THERE)) {
             return 0;
@@ -189,7 +200,7 @@ redis_publish(u_char *key, size_t len)
         p = &nginxes[i / SIM_SLOTS].procs[i % SIM_SLOTS];
 
         if (token < TOKENS && p->up && p->subscribed[token]
-            && now >= p->nginx->healed && below(10))
+            && !link_ill(p) && below(10))
         {
             message(M_PUBLISH, below(4), p)->n = token;
         }
@@ -249,6 +260,16 @@ call_heard(message_t *m, char what, ngx_uint_t token,
         fence = &reply->elts[2].str;
         judge_granted(m->proc->nginx->instance, token,
                       ngx_atoof(fence->data, fence->len));
+    }
+
+    if (what == 'c' && code == 'B') {
+        head = reply->elts[2].str.data;
+
+        if (head[2] == 'U') {
+            judge_told_doubt(read64(head + 4), token, read64(head + 20));
+        }
+
+        return;
     }
 
     /* what another nginx has bound as well may leave memory all the same */

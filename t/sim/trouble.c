@@ -224,8 +224,17 @@ plan_nginx(plan_e what, nginx_t *g, uint64_t r)
     case P_LINK:
         g->link = 1 + r % 3;
         g->healed = now + (r >> 4) % 2000;
-        tell("nginx %c: %s for %lu ms", g->name, ill[g->link],
-             (unsigned long) (g->healed - now));
+        g->ill = ((r >> 16) % 2) ? SIM_SLOTS : (r >> 18) % SIM_SLOTS;
+
+        if (g->ill == SIM_SLOTS) {
+            tell("nginx %c: %s for %lu ms", g->name, ill[g->link],
+                 (unsigned long) (g->healed - now));
+        } else {
+            tell("nginx %c, worker %u: %s for %lu ms", g->name,
+                 (unsigned) g->ill, ill[g->link],
+                 (unsigned long) (g->healed - now));
+        }
+
         break;
 
     case P_RELOAD:
@@ -292,6 +301,12 @@ plan_store(plan_e what, uint64_t r)
             tell("the Redis %s", (r >> 8) % 2 ? "is another one"
                                               : "is emptied");
             redis_emptied((r >> 8) % 2);
+
+            /* ... and an operator may agree to that, noticed or not */
+
+            if ((r >> 12) % 2) {
+                message(M_AGREED, (r >> 16) % 4000, NULL);
+            }
         }
 
         break;
@@ -417,6 +432,8 @@ agree(void)
 {
     proc_t      *p;
     ngx_uint_t   i;
+
+    tell("an operator agrees to the store as it is");
 
     for (i = 0; i < NGINX && set.store == SIM_REDIS; i++) {
         p = proc_serving(&nginxes[i], 0);

@@ -320,6 +320,10 @@ happens(message_t *m)
 
         break;
 
+    case M_AGREED:
+        agree();
+        break;
+
     case M_SPAWN:
         if (g->up && !g->ends && m->n - g->pair < 2 && !g->procs[m->n].up) {
             proc_up(g, m->n, 0);
@@ -360,6 +364,7 @@ may_happen(message_t *m)
     case M_RESTART:
     case M_BACK:
     case M_FAILOVER:
+    case M_AGREED:
         return depth == 0;
 
     default:

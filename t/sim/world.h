@@ -104,8 +104,9 @@ struct nginx_s {
     ngx_uint_t                      pair;
     ngx_uint_t                      generation;
     ngx_idempotency_db_t           *db;
-    /* its way to a Redis is ill until then: see way() */
+    /* its way to a Redis is ill until then, or that of one worker: see way() */
     ngx_uint_t                      link;
+    ngx_uint_t                      ill;
     ngx_msec_t                      healed;
     /* the log says that the store is unavailable */
     ngx_int_t                       says_down;
@@ -176,6 +177,8 @@ struct exec_s {
     ngx_uint_t                      told;
     ngx_uint_t                      untold;
     ngx_uint_t                      outdone;
+    /* somebody was told that it is in doubt */
+    ngx_uint_t                      shown;
     /* executed by `local` */
     ngx_uint_t                      alone;
     ngx_uint_t                      releasing;
@@ -218,6 +221,7 @@ typedef enum {
     M_COMES,
     M_BACK,
     M_FAILOVER,
+    M_AGREED,
     M_QUIT,
     M_SHUTDOWN,
     M_PLAN
@@ -477,9 +481,11 @@ void judge_ended(req_t *q, ngx_idempotency_result_e result,
 void judge_bound(req_t *q);
 void judge_limited(req_t *q);
 void judge_log(nginx_t *g, ngx_uint_t level, char *text);
-/* the store has granted a claim; has heard of an execution; was asked for a
-   token, and may take over what is silent; has forgotten what it heard since */
+/* the store has granted a claim; has said that one is in doubt; has heard of an
+   execution; was asked for a token, and may take over what is silent; has
+   forgotten what it heard since */
 void judge_granted(uint64_t instance, ngx_uint_t token, uint64_t fence);
+void judge_told_doubt(uint64_t instance, ngx_uint_t token, uint64_t fence);
 void judge_heard(uint64_t instance, ngx_uint_t token, uint64_t fence,
     ngx_uint_t outcome, ngx_uint_t stale);
 void judge_lapses(ngx_uint_t token);
