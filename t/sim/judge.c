@@ -146,6 +146,11 @@ judge_lapses(ngx_uint_t token)
             }
 
             e->lapsed = 1;
+
+            if (!troubled && e->state == RUNS) {
+                fault("the lease of execution %u ends, and nothing has gone "
+                      "wrong", (unsigned) e->n);
+            }
         }
     }
 }

@@ -240,6 +240,20 @@ call_of(message_t *m)
 }
 
 
+/* behind the moment that it names; releases name none */
+
+static ngx_uint_t
+late(message_t *m, char what)
+{
+    ngx_str_t  *after;
+
+    after = &m->words[m->nkeys + 8];
+
+    return what != 'r' && after->len
+           && m->time > (uint64_t) ngx_atoof(after->data, after->len);
+}
+
+
 static void
 call_heard(message_t *m, char what, ngx_uint_t token,
     ngx_idempotency_redis_reply_t *reply)
@@ -255,6 +269,11 @@ call_heard(message_t *m, char what, ngx_uint_t token,
          (unsigned) m->proc->slot,
          what == 'c' ? "claim" : what == 'p' ? "outcome or renewal" : "release",
          token_name(token), code);
+
+    if (strchr("CDOT", code) && late(m, what)) {
+        fault("nginx %c, worker %u: a call that comes late is executed",
+              m->proc->nginx->name, (unsigned) m->proc->slot);
+    }
 
     if (what == 'c' && (code == 'C' || code == 'D')) {
         fence = &reply->elts[2].str;
@@ -303,7 +322,7 @@ redis_call(message_t *m)
 {
     char                            what;
     proc_t                         *p;
-    uint64_t                        time, writes;
+    uint64_t                        writes;
     message_t                      *r;
     ngx_msec_t                      at;
     ngx_uint_t                      token;
@@ -329,11 +348,11 @@ redis_call(message_t *m)
         judge_lapses(token);
     }
 
-    time = (uint64_t) (SIM_EPOCH + now + server_ahead) * 1000
-           + ++micros % 1000;
+    m->time = (uint64_t) (SIM_EPOCH + now + server_ahead) * 1000
+              + ++micros % 1000;
     writes = sim_redis_writes();
 
-    reply = sim_redis_call(&m->text, m->words, m->nkeys, m->nwords, time,
+    reply = sim_redis_call(&m->text, m->words, m->nkeys, m->nwords, m->time,
                            redis_publish);
 
     if (what) {
@@ -358,7 +377,7 @@ redis_call(message_t *m)
     r->lane = m->lane;
     r->number = m->number;
     r->id = m->id;
-    r->time = time;
+    r->time = m->time;
     r->memory = reply;
 
     if (m->durable) {

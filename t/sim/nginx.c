@@ -594,8 +594,8 @@ nginx_ill(nginx_t *g)
 
     /* the last one was killed before it had a successor */
 
-    return !up || now < hung || now < failing || now < crammed || now < g->healed
-           || g->says_down;
+    return !up || now < hung || now < failing || now < crammed || exchanged
+           || now < g->healed || g->says_down;
 }
 
 
@@ -608,7 +608,7 @@ nginx_end(nginx_t *g, ngx_uint_t at_once)
          at_once ? "terminate" : "quit");
 
     g->ends = 1;
-    g->disturbed = at_once || nginx_ill(g);
+    g->disturbed = nginx_ill(g);
 
     for (i = 0; i < SIM_SLOTS; i += 2) {
         nginx_quits(g, i, at_once ? SIM_TERM : SIM_QUIT);

@@ -13,10 +13,12 @@
 static void file_copied(char *from, char *to);
 
 
+ngx_uint_t         exchanged;
+
 /* batched: it was synced last then, with all that it had */
 
 static ngx_msec_t  synced;
-static ngx_uint_t  powered, exchanged;
+static ngx_uint_t  powered;
 static char        image[256];
 
 static char       *parts[] = { "", "-wal", "-shm" };
@@ -40,7 +42,7 @@ void
 storage_reset(void)
 {
     failing = crammed = 0;
-    powered = exchanged = 0;
+    powered = 0;
     synced = now;
 
     file_make(directory);

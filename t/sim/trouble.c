@@ -9,6 +9,7 @@
 
 
 ngx_msec_t  hung, failing, crammed;
+ngx_uint_t  troubled;
 
 
 char  *plan_names[P_KINDS] = {
@@ -332,6 +333,7 @@ plan_event(plan_t *e)
     }
 
     r = e->chance;
+    troubled |= (e->what != P_CLIENT);
     counts[N_TROUBLES + e->what]++;
 
     if (e->what == P_CLIENT) {

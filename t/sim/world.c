@@ -534,7 +534,7 @@ world_begins(uint64_t seed)
     chance = trace = seed;
     now = 100000;
     depth = failed = settling = 0;
-    hung = failing = crammed = 0;
+    hung = failing = crammed = troubled = exchanged = 0;
     nreqs = 0;
     storied = 0;
     fault_text[0] = '\0';

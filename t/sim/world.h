@@ -444,6 +444,9 @@ ngx_idempotency_redis_reply_t *server_call(ngx_str_t *text, ngx_str_t *words,
 
 /* storage.c */
 
+/* an older copy stands there */
+extern ngx_uint_t  exchanged;
+
 void storage_reset(void);
 void storage_done(void);
 ngx_uint_t host_commit(void *worker, ngx_idempotency_batch_t *batch);
@@ -458,6 +461,8 @@ void file_exchanged(ngx_uint_t back);
 extern char       *plan_names[P_KINDS];
 /* until when the store answers nothing; the file fails, or is full */
 extern ngx_msec_t  hung, failing, crammed;
+/* anything has gone wrong */
+extern ngx_uint_t  troubled;
 
 void settings(uint64_t seed);
 void plan_make(uint64_t seed);
