@@ -115,7 +115,7 @@ request_ask(req_t *q)
     q->act = WAITS;
 
     if (q->claim.alone) {
-        p->w->peek(q->claim.op.token, &q->peek);
+        q->peek = proc_has(p, q->token);
     }
 
     rc = p->w->engine->claim(p->w->store, &q->claim);
@@ -211,7 +211,7 @@ owner_told(ngx_idempotency_op_t *op)
     }
 
     q->act = IDLE;
-    q->proc->w->peek(op->token, &peek);
+    peek = proc_has(q->proc, q->token);
 
     if (peek.fence == q->exec->fence && peek.told == NGX_IDEMPOTENCY_FLUSHED
         && peek.state == NGX_IDEMPOTENCY_DONE && !q->exec->alone

@@ -734,14 +734,10 @@ judge_bound(req_t *q)
 void
 judge_limited(req_t *q)
 {
-    u_char       token[NGX_IDEMPOTENCY_DIGEST_LEN];
-    ngx_uint_t   i, n;
-    sim_peek_t   peek;
+    ngx_uint_t  i, n;
 
     for (n = 0, i = 0; i < TOKENS; i++) {
-        memset(token, 'a' + (int) i, sizeof(token));
-        q->proc->w->peek(token, &peek);
-        n += (peek.state != NGX_IDEMPOTENCY_STATES);
+        n += (proc_has(q->proc, i).state != NGX_IDEMPOTENCY_STATES);
     }
 
     if (n < q->claim.quota && !set.nested) {

@@ -61,6 +61,34 @@ died(proc_t *p)
 }
 
 
+ngx_uint_t
+proc_does(proc_t *p, void (*what)(void))
+{
+    if (!enter(p)) {
+        died(p);
+        return 0;
+    }
+
+    what();
+    leave(p);
+
+    return 1;
+}
+
+
+sim_peek_t
+proc_has(proc_t *p, ngx_uint_t token)
+{
+    u_char      digest[NGX_IDEMPOTENCY_DIGEST_LEN];
+    sim_peek_t  peek;
+
+    memset(digest, 'a' + (int) token, sizeof(digest));
+    p->w->peek(digest, &peek);
+
+    return peek;
+}
+
+
 static int64_t
 host_wall(void *worker)
 {
@@ -330,21 +358,14 @@ proc_stop(proc_t *p, ngx_msec_t time)
 void
 proc_halts(proc_t *p)
 {
-    u_char       token[NGX_IDEMPOTENCY_DIGEST_LEN];
     proc_t      *other;
     ngx_uint_t   i;
-    sim_peek_t   peek;
 
     for (i = 0; i < nreqs && p->halts; i++) {
 
-        if (reqs[i].proc != p || reqs[i].act != WAITS) {
-            continue;
-        }
-
-        memset(token, 'a' + (int) reqs[i].token, sizeof(token));
-        p->w->peek(token, &peek);
-
-        if (peek.state == NGX_IDEMPOTENCY_GRANTED) {
+        if (reqs[i].proc == p && reqs[i].act == WAITS
+            && proc_has(p, reqs[i].token).state == NGX_IDEMPOTENCY_GRANTED)
+        {
             proc_stop(p, p->halts);
             p->halts = 0;
 
@@ -387,14 +408,9 @@ proc_exit(proc_t *p)
         }
     }
 
-    if (!enter(p)) {
-        died(p);
-        return;
+    if (proc_does(p, p->w->exit)) {
+        proc_gone(p);
     }
-
-    p->w->exit();
-    leave(p);
-    proc_gone(p);
 }
 
 

@@ -191,13 +191,7 @@ plan_worker(plan_e what, proc_t *p, uint64_t r)
 
         tell("nginx %c: memory is short", p->nginx->name);
 
-        if (!enter(p)) {
-            died(p);
-            break;
-        }
-
-        p->w->short_of_memory();
-        leave(p);
+        (void) proc_does(p, p->w->short_of_memory);
         break;
 
     default:
@@ -350,38 +344,21 @@ plan_event(plan_t *e)
     p = p->up ? p : proc_serving(g, (r >> 1) % 2);
     r >>= 4;
 
-    switch (e->what) {
+    if (e->what == P_LEAP) {
+        now += r % 3000;
+        still += r % 3000;
+        tell("all stood still for %lu ms", (unsigned long) (r % 3000));
 
-    case P_KILL:
-    case P_DIE:
-    case P_STOP:
-    case P_CUT:
-    case P_MEMORY:
-        if (p->up) {
-            plan_worker(e->what, p, r);
-        }
+    } else if (e->what > P_OF_NGINX) {
+        plan_store(e->what, r);
 
-        break;
-
-    case P_CRASH:
-    case P_LINK:
-    case P_RELOAD:
-    case P_QUIT:
-    case P_TERM:
+    } else if (e->what > P_OF_WORKER) {
         if (g->up && !g->ends) {
             plan_nginx(e->what, g, r);
         }
 
-        break;
-
-    case P_LEAP:
-        now += r % 3000;
-        still += r % 3000;
-        tell("all stood still for %lu ms", (unsigned long) (r % 3000));
-        break;
-
-    default:
-        plan_store(e->what, r);
+    } else if (p->up) {
+        plan_worker(e->what, p, r);
     }
 }
 
@@ -416,19 +393,6 @@ calm(void)
 }
 
 
-static void
-proc_agrees(proc_t *p)
-{
-    if (!enter(p)) {
-        died(p);
-        return;
-    }
-
-    p->w->agree();
-    leave(p);
-}
-
-
 void
 agree(void)
 {
@@ -441,7 +405,7 @@ agree(void)
         p = proc_serving(&nginxes[i], 0);
 
         if (proc_runs(p)) {
-            proc_agrees(p);
+            (void) proc_does(p, p->w->agree);
         }
     }
 

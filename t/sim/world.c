@@ -404,14 +404,7 @@ may_happen(message_t *m)
 static void
 proc_turn(proc_t *p)
 {
-    if (!enter(p)) {
-        died(p);
-
-    } else {
-        p->w->run();
-        leave(p);
-    }
-
+    (void) proc_does(p, p->w->run);
     proc_settle(p);
 }
 

@@ -258,20 +258,25 @@ typedef struct {
 
 typedef enum {
     P_CLIENT = 0,
+    P_LEAP,
+
     P_KILL,
     P_DIE,
     P_STOP,
+    P_CUT,
+    P_MEMORY,
+    P_OF_WORKER = P_MEMORY,
+
     P_CRASH,
     P_LINK,
-    P_HANG,
-    P_FAIL,
-    P_FULL,
-    P_CUT,
-    P_LEAP,
-    P_MEMORY,
     P_RELOAD,
     P_QUIT,
     P_TERM,
+    P_OF_NGINX = P_TERM,
+
+    P_HANG,
+    P_FAIL,
+    P_FULL,
     P_FAILOVER,
     P_LAG,
     P_EMPTIED,
@@ -379,6 +384,10 @@ extern nginx_t  nginxes[NGINX];
 
 void leave(proc_t *p);
 void died(proc_t *p);
+/* a function of its library is called; false: it died meanwhile */
+ngx_uint_t proc_does(proc_t *p, void (*what)(void));
+/* what its zone has of a token */
+sim_peek_t proc_has(proc_t *p, ngx_uint_t token);
 ngx_uint_t proc_runs(proc_t *p);
 proc_t *proc_serving(nginx_t *g, ngx_uint_t n);
 void proc_up(nginx_t *g, ngx_uint_t slot, ngx_uint_t fresh);
