@@ -27,10 +27,9 @@ typedef struct {
 } value_t;
 
 
-static int        server = -1;
+static FILE      *in, *out;
+static char       bulk[1024 * 1024];
 static int64_t   *server_clock;
-static char      *out, *in;
-static size_t     out_len, out_size, in_at, in_len, in_size;
 static u_char     loaded[SERVER_SCRIPTS][SHA_DIGEST_LENGTH];
 static ngx_uint_t n_loaded;
 static void     (*server_publish)(u_char *key, size_t len);
@@ -48,26 +47,11 @@ server_dies(const char *why)
 
 
 static void
-add(const void *p, size_t len)
-{
-    if (out_len + len > out_size) {
-        out_size = 2 * (out_len + len);
-        out = realloc(out, out_size);
-    }
-
-    memcpy(out + out_len, p, len);
-    out_len += len;
-}
-
-
-static void
 add_word(const void *p, size_t len)
 {
-    char  head[32];
-
-    add(head, sprintf(head, "$%zu\r\n", len));
-    add(p, len);
-    add("\r\n", 2);
+    fprintf(out, "$%zu\r\n", len);
+    fwrite(p, 1, len, out);
+    fputs("\r\n", out);
 }
 
 
@@ -90,53 +74,8 @@ add_number(int64_t n)
 static void
 add_command(ngx_uint_t words, const char *name)
 {
-    char  head[32];
-
-    add(head, sprintf(head, "*%u\r\n", (unsigned) words));
+    fprintf(out, "*%u\r\n", (unsigned) words);
     add_text(name);
-}
-
-
-static void
-server_sends(void)
-{
-    size_t   sent;
-    ssize_t  n;
-
-    for (sent = 0; sent < out_len; sent += n) {
-        n = write(server, out + sent, out_len - sent);
-
-        if (n <= 0) {
-            server_dies("write");
-        }
-    }
-
-    out_len = in_at = in_len = 0;
-}
-
-
-/* so many bytes more are there */
-
-static void
-need(size_t len)
-{
-    ssize_t  n;
-
-    while (in_len - in_at < len) {
-
-        if (in_len + 65536 > in_size) {
-            in_size = 2 * in_len + 65536;
-            in = realloc(in, in_size);
-        }
-
-        n = read(server, in + in_len, in_size - in_len);
-
-        if (n <= 0) {
-            server_dies("read");
-        }
-
-        in_len += n;
-    }
 }
 
 
@@ -145,36 +84,31 @@ need(size_t len)
 static value_t
 value(void)
 {
-    size_t   i;
+    char     line[1024];
     value_t  v;
 
-    for (i = 0; /* void */; i++) {
-        need(i + 2);
-
-        if (in[in_at + i] == '\r') {
-            break;
-        }
+    if (fgets(line, sizeof(line), in) == NULL) {
+        server_dies("read");
     }
 
-    v.type = in[in_at];
-    v.text = "";
-    v.n = strtoll(in + in_at + 1, NULL, 10);
-
-    if (v.type == '-') {
-        fprintf(stderr, "the server says: %.*s\n", (int) i, in + in_at);
+    if (line[0] == '-') {
+        fprintf(stderr, "the server says: %s", line);
         exit(2);
     }
 
-    in_at += i + 2;
-
-    if (v.type == '_') {
-        v.n = -1;
-    }
+    v.type = line[0];
+    v.text = "";
+    v.n = (v.type == '_') ? -1 : strtoll(line + 1, NULL, 10);
 
     if (strchr("$=", v.type) && v.n >= 0) {
-        need(v.n + 2);
-        v.text = in + in_at;
-        in_at += v.n + 2;
+
+        if (v.n + 2 > (long long) sizeof(bulk)
+            || fread(bulk, 1, v.n + 2, in) != (size_t) v.n + 2)
+        {
+            server_dies("read");
+        }
+
+        v.text = bulk;
     }
 
     return v;
@@ -227,7 +161,7 @@ skip(value_t v)
 static void
 answers(ngx_uint_t n)
 {
-    server_sends();
+    (void) fflush(out);
 
     while (n--) {
         skip(answer());
@@ -241,14 +175,14 @@ answers(ngx_uint_t n)
 ngx_uint_t
 server_there(void)
 {
-    return server != -1;
+    return in != NULL;
 }
 
 
 void
 server_open(char *path, char *clock)
 {
-    int                  fd;
+    int                  fd, server;
     ngx_uint_t           i;
     struct sockaddr_un   addr;
 
@@ -278,6 +212,9 @@ server_open(char *path, char *clock)
 
         usleep(10000);
     }
+
+    in = fdopen(server, "r");
+    out = fdopen(dup(server), "w");
 
     add_command(2, "HELLO");
     add_number(3);
@@ -443,7 +380,7 @@ server_call(ngx_str_t *text, ngx_str_t *words, ngx_uint_t nkeys,
         add_word(words[i].data, words[i].len);
     }
 
-    server_sends();
+    (void) fflush(out);
 
     before = dirty();
     server_publish = publish;
