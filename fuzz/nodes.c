@@ -54,15 +54,19 @@ ngx_idempotency_redis_conn_next(ngx_idempotency_redis_t *r,
 
 void
 ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *c,
-    ngx_idempotency_redis_error_e error, char *why, ngx_str_t *what)
+    ngx_idempotency_redis_error_e error, const char *format, ...)
 {
-    hold(what == NULL || what->len == 0 || what->data != NULL);
+    u_char   text[256];
+    va_list  args;
+
+    va_start(args, format);
+    (void) ngx_vslprintf(text, text + sizeof(text), format, args);
+    va_end(args);
 }
 
 
 void
-ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *c,
-    ngx_idempotency_redis_error_e error, char *why)
+ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *c, char *why)
 {
     /* void */
 }
@@ -86,7 +90,6 @@ name(ngx_idempotency_redis_conn_t *c)                                         \
 
 nothing_comes(ngx_idempotency_redis_conn_back)
 nothing_comes(ngx_idempotency_redis_conn_connect)
-nothing_comes(ngx_idempotency_redis_pipeline_init)
 nothing_comes(ngx_idempotency_redis_pipeline_leave)
 
 
@@ -261,7 +264,6 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     ngx_memzero(slots, sizeof(slots));
 
     kind = data[0] % 4;
-    redis.log = &log;
     redis.conf.connections = 1;
     ngx_str_set(&redis.conf.master, "m");
     redis.slots = (kind == 0 || kind == 3) ? slots : NULL;
@@ -277,7 +279,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     sin = &conn.sockaddr.sockaddr_in;
     sin->sin_family = AF_INET;
     sin->sin_port = htons(6379);
-    conn.socklen = sizeof(struct sockaddr_in);
+    conn.peer.socklen = sizeof(struct sockaddr_in);
 
     v.pos = data + 1;
     v.last = data + size;

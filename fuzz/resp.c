@@ -78,7 +78,7 @@ read_all(const uint8_t *data, size_t size, uint64_t *seed)
         }
 
         ngx_memcpy(p, data, n);
-        ngx_idempotency_resp_read(&resp, n);
+        resp.in.len += n;
 
         data += n;
         size -= n;

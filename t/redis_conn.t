@@ -74,8 +74,8 @@ is($fake->connections, 1, 'one connection for all that');
 
 fake($fake, 'timeout 20s; connections 1;');
 
-is_call(call('cut:'), 'CLOSED', 1, 'it closed the connection', 'it closes the connection');
-is_call(call('cut:$5%0D%0Ahel'), 'CLOSED', 1, 'it closed the connection', '... in an answer');
+is_call(call('cut:'), 'CONNECT', 1, 'it closed the connection', 'it closes the connection');
+is_call(call('cut:$5%0D%0Ahel'), 'CONNECT', 1, 'it closed the connection', '... in an answer');
 is_call(call('say:HTTP/1.1 400 Bad Request%0D%0A'), 'PROTOCOL', 1, 'its answer is not RESP',
         'something else than RESP');
 is_call(call('say:*1000000%0D%0A'), 'PROTOCOL', 1, '', 'an array that is too large');
@@ -174,7 +174,7 @@ ok($wait->[2] > 1000 && $wait->[2] < 8000, '... for less than the calls have') o
 is_call(call('say::7%0D%0A', %durable), 'UNACKED', 1, qr/why="too few.*reply=:7/, 'one has it');
 is_call(call('say::7%0D%0A', %durable), 'UNACKED', 1, ':7', 'none has it');
 is_call(call('say::7%0D%0A', %durable), 'UNACKED', 1, 'why="UNBLOCKED no master"', 'it is no master any more');
-is_call(call('say::7%0D%0A', %durable), 'CLOSED', 1, 'it closed', 'it goes between answer and acknowledgement');
+is_call(call('say::7%0D%0A', %durable), 'CONNECT', 1, 'it closed', 'it goes between answer and acknowledgement');
 is_call(call('say:-OOM no%0D%0A', %durable), 'FULL', 0, '-OOM no', 'an error is one without replicas');
 is_call(call('say::7%0D%0A', msec => 8000), 'OK', 0, ':7', 'what is not to be durable is asked without');
 is(scalar(grep { $_->[0] eq 'WAIT' } $fake->commands), 6, '... so many times');

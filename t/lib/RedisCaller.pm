@@ -25,8 +25,8 @@ use Test::More;
 
 our @EXPORT = qw(with call is_call state up watching uri caller_nginx gone descriptors memory);
 
-my %error = (OK => 0, CONNECT => 1, TIMEOUT => 2, CLOSED => 3, PROTOCOL => 4, DENIED => 5,
-             FULL => 6, AWAY => 7, UNACKED => 8, REFUSED => 9, FAULT => 10);
+my %error = (OK => 0, CONNECT => 1, TIMEOUT => 2, PROTOCOL => 3, DENIED => 4, FULL => 5,
+             AWAY => 6, UNACKED => 7, REFUSED => 8, FAULT => 9);
 
 my $n;
 

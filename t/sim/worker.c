@@ -767,7 +767,7 @@ lane_lost(lane_t *lane)
     while (!ngx_queue_empty(&lost)) {
         call = ngx_queue_data(ngx_queue_head(&lost),
                               ngx_idempotency_redis_call_t, queue);
-        call_answer(call, NGX_IDEMPOTENCY_REDIS_CLOSED, 1);
+        call_answer(call, NGX_IDEMPOTENCY_REDIS_CONNECT, 1);
     }
 }
 

@@ -789,8 +789,7 @@ batch_handler(ngx_idempotency_redis_call_t *call)
         batch_count(rb, call->error);
     }
 
-    if ((call->error == NGX_IDEMPOTENCY_REDIS_CLOSED
-         || call->error == NGX_IDEMPOTENCY_REDIS_CONNECT)
+    if (call->error == NGX_IDEMPOTENCY_REDIS_CONNECT
         && batch_call(rb, ri) == NGX_OK)
     {
         return;
@@ -900,7 +899,6 @@ batch_count(ngx_idempotency_redis_batch_t *rb, ngx_uint_t error)
         NGX_IDEMPOTENCY_ERROR_OTHER,
         NGX_IDEMPOTENCY_ERROR_CONNECT,
         NGX_IDEMPOTENCY_ERROR_TIMEOUT,
-        NGX_IDEMPOTENCY_ERROR_CONNECT,
         NGX_IDEMPOTENCY_ERROR_PROTOCOL,
         NGX_IDEMPOTENCY_ERROR_REFUSED,
         NGX_IDEMPOTENCY_ERROR_FULL,

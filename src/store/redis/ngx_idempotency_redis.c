@@ -40,13 +40,10 @@
 #define REDIS_MAP      6
 
 /* how often a server's health is checked at most, and how long the answer
-   holds; how long replicas may be silent; and how often one claim is tried
-   then, as not all servers report on their replicas */
+   holds */
 
 #define REDIS_LOOK     250
 #define REDIS_WELL     5000
-#define REDIS_SILENCE  1000
-#define REDIS_TRY      5000
 
 /* how many connections are served after the event loop has ended */
 
@@ -69,7 +66,6 @@ typedef struct {
     void                            *data;
     ngx_msec_t                       wanted;
 
-    ngx_queue_t                      queue;
     ngx_idempotency_redis_conn_t    *conn;
     /* the generation of the connection in which it was subscribed */
     ngx_uint_t                       subscribed;
@@ -84,7 +80,6 @@ static void redis_look(ngx_idempotency_redis_node_t *node);
 static void redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static void redis_tick(ngx_event_t *ev);
-static void redis_check(ngx_idempotency_redis_conn_t *conn, ngx_uint_t info);
 static ngx_idempotency_redis_node_t *node_next(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_node_t *node);
 static ngx_idempotency_redis_node_t *node_create(
@@ -101,10 +96,9 @@ static ngx_int_t node_move(ngx_idempotency_redis_node_t *node, ngx_str_t *host,
     in_port_t port);
 static ngx_int_t node_set_address(ngx_idempotency_redis_node_t *node,
     ngx_str_t *text);
-static ngx_int_t node_connect(ngx_idempotency_redis_node_t *node);
+static ngx_int_t discovery_start(ngx_idempotency_redis_t *redis);
 static void discovery_next(ngx_idempotency_redis_t *redis);
 static void discovery_lost(ngx_idempotency_redis_conn_t *conn);
-static ngx_uint_t discovery_idle(ngx_idempotency_redis_conn_t *conn);
 static void discovery_ready(ngx_idempotency_redis_conn_t *conn);
 static void discovery_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
@@ -118,8 +112,7 @@ static void cluster_range(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *range);
 static void cluster_address(ngx_idempotency_redis_node_t *node,
     ngx_idempotency_redis_reply_t *more);
-static void cluster_mapped(ngx_idempotency_redis_t *redis);
-static void pubsub_route(ngx_idempotency_redis_t *redis);
+static void cluster_mapped(ngx_idempotency_redis_conn_t *discovery);
 static pubsub_channel_t *pubsub_channel(ngx_idempotency_redis_t *redis,
     ngx_str_t *name);
 static void pubsub_place(ngx_idempotency_redis_t *redis,
@@ -128,15 +121,12 @@ static void pubsub_leave(pubsub_channel_t *channel);
 static void pubsub_send(ngx_idempotency_redis_conn_t *conn,
     pubsub_channel_t *channel, ngx_uint_t subscribe);
 static void pubsub_unwatch(ngx_event_t *ev);
-static void pubsub_drop(ngx_idempotency_redis_t *redis,
-    pubsub_channel_t *channel);
 static ngx_int_t pubsub_push(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
 static void pubsub_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static void pubsub_ready(ngx_idempotency_redis_conn_t *conn);
 static void pubsub_lost(ngx_idempotency_redis_conn_t *conn);
-static ngx_uint_t pubsub_idle(ngx_idempotency_redis_conn_t *conn);
 
 
 static ngx_idempotency_redis_kind_t  discovery_kind = {
@@ -144,7 +134,7 @@ static ngx_idempotency_redis_kind_t  discovery_kind = {
     discovery_ready,
     discovery_lost,
     sentinel_push,
-    discovery_idle,
+    NULL,
     NULL
 };
 
@@ -154,7 +144,7 @@ static ngx_idempotency_redis_kind_t  pubsub_kind = {
     pubsub_ready,
     pubsub_lost,
     pubsub_push,
-    pubsub_idle,
+    NULL,
     NULL
 };
 
@@ -177,38 +167,27 @@ ngx_int_t
 ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     ngx_cycle_t *cycle)
 {
-    ngx_uint_t                     i;
+    ngx_uint_t                     i, n;
     ngx_idempotency_redis_conf_t  *conf;
+    ngx_idempotency_redis_conn_t  *conn;
 
     if (redis->started) {
         return NGX_OK;
     }
 
     redis->started = 1;
-    redis->log = cycle->log;
 
     ngx_queue_init(&redis->nodes);
     ngx_queue_init(&redis->conns);
 
-    redis->tick.data = redis;
-    redis->tick.log = cycle->log;
-    redis->tick.handler = redis_tick;
-    redis->tick.cancelable = 1;
-
-    ngx_add_timer(&redis->tick, REDIS_TICK);
-
-    redis->look.data = redis;
-    redis->look.log = cycle->log;
-    redis->look.handler = redis_look_handler;
-    redis->look.cancelable = 1;
-
     ngx_rbtree_init(&redis->channels, &redis->channels_sentinel,
                     ngx_str_rbtree_insert_value);
 
-    redis->unwatch.data = redis;
-    redis->unwatch.log = redis->log;
-    redis->unwatch.handler = pubsub_unwatch;
-    redis->unwatch.cancelable = 1;
+    ngx_idempotency_redis_event(&redis->tick, redis_tick, redis);
+    ngx_idempotency_redis_event(&redis->look, redis_look_handler, redis);
+    ngx_idempotency_redis_event(&redis->unwatch, pubsub_unwatch, redis);
+
+    ngx_add_timer(&redis->tick, REDIS_TICK);
 
     conf = &redis->conf;
 
@@ -220,44 +199,27 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
         }
     }
 
-    if (conf->mode == NGX_IDEMPOTENCY_REDIS_STANDALONE) {
-        redis->home->known = 1;
-        return node_connect(redis->home);
-    }
-
-    redis->home = node_create(redis);
-    if (redis->home == NULL) {
+    if (conf->mode != NGX_IDEMPOTENCY_REDIS_STANDALONE
+        && discovery_start(redis) != NGX_OK)
+    {
         return NGX_ERROR;
     }
 
-    if (conf->mode == NGX_IDEMPOTENCY_REDIS_CLUSTER) {
-        ngx_str_set(&redis->home->name, "the cluster");
+    redis->home->known = (redis->slots == NULL);
 
-        redis->slots = ngx_calloc(NGX_IDEMPOTENCY_REDIS_SLOTS
-                                  * sizeof(ngx_idempotency_redis_node_t *),
-                                  cycle->log);
-        if (redis->slots == NULL) {
+    n = conf->connections;
+
+    for (i = 0; i < 2 * n; i++) {
+        conn = ngx_idempotency_redis_node_conn(redis->home, i % n, i / n);
+
+        if (conn == NULL) {
             return NGX_ERROR;
         }
 
-    } else {
-        ngx_str_set(&redis->home->name, "the master");
-        redis->home->known = 1;
+        ngx_idempotency_redis_conn_connect(conn);
     }
 
-    redis->discovery = ngx_idempotency_redis_conn_create(redis->home,
-                                                         &discovery_kind);
-    if (redis->discovery == NULL) {
-        return NGX_ERROR;
-    }
-
-    for (i = ngx_random() % conf->servers.nelts + 1; i; i--) {
-        discovery_next(redis);
-    }
-
-    ngx_idempotency_redis_conn_connect(redis->discovery);
-
-    return node_connect(redis->home);
+    return NGX_OK;
 }
 
 
@@ -385,22 +347,14 @@ void
 ngx_idempotency_redis_call(ngx_idempotency_redis_t *redis, ngx_uint_t n,
     ngx_idempotency_redis_call_t *call)
 {
+    ngx_idempotency_redis_conn_t  *conn;
+    ngx_idempotency_redis_node_t  *node;
+
     call->n = n;
     call->tries = 0;
     call->eval = 0;
     call->asking = 0;
     call->slow = 0;
-
-    ngx_idempotency_redis_route(redis, call);
-}
-
-
-void
-ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_redis_call_t *call)
-{
-    ngx_idempotency_redis_conn_t  *conn;
-    ngx_idempotency_redis_node_t  *node;
 
     if (call->key.len) {
         node = ngx_idempotency_redis_node_of(redis, &call->key);
@@ -417,7 +371,7 @@ ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
         node = redis->home;
     }
 
-    conn = ngx_idempotency_redis_node_conn(node, call->n, call->durable);
+    conn = ngx_idempotency_redis_node_conn(node, n, call->durable);
 
     if (conn == NULL) {
 
@@ -599,15 +553,6 @@ ngx_idempotency_redis_well(ngx_idempotency_redis_t *redis)
 }
 
 
-ngx_uint_t
-ngx_idempotency_redis_missing(ngx_idempotency_redis_node_t *node)
-{
-    return node->missing
-           && ngx_current_msec - node->missed >= REDIS_SILENCE
-           && ngx_current_msec - node->tried < REDIS_TRY;
-}
-
-
 void
 ngx_idempotency_redis_acked(ngx_idempotency_redis_node_t *node)
 {
@@ -753,18 +698,28 @@ redis_tick(ngx_event_t *ev)
     while ((conn = ngx_idempotency_redis_conn_next(redis, conn)) != NULL) {
 
         if (redis->slots && node_unused(conn->node)) {
-            ngx_idempotency_redis_conn_stop(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
-                                            "it has no slots");
+            ngx_idempotency_redis_conn_stop(conn, "it has no slots");
             continue;
         }
 
         /* after durable calls the question would have to wait */
 
-        if (conn->state == ngx_idempotency_redis_ready && !conn->asked
-            && !conn->expected)
-        {
-            redis_check(conn, info);
+        if (conn->state != ngx_idempotency_redis_ready || conn->expected) {
+            continue;
         }
+
+        if (conn->kind == &ngx_idempotency_redis_pipeline) {
+            ngx_idempotency_redis_mark_ask(conn, 0);
+            ngx_idempotency_redis_conn_check(conn, info && conn->info);
+            continue;
+        }
+
+        if (conn->kind == &pubsub_kind) {
+            /* subscribes to what it has not yet subscribed to */
+            pubsub_ready(conn);
+        }
+
+        ngx_idempotency_redis_conn_ask(conn, NULL, NULL, "PING");
     }
 
     if (redis->slots && redis->ticks % REDIS_MAP == 0) {
@@ -777,31 +732,13 @@ redis_tick(ngx_event_t *ev)
 }
 
 
-static void
-redis_check(ngx_idempotency_redis_conn_t *conn, ngx_uint_t info)
-{
-    if (conn->kind == &ngx_idempotency_redis_pipeline) {
-        ngx_idempotency_redis_mark_ask(conn, 0);
-        ngx_idempotency_redis_conn_check(conn, info && conn->info);
-        return;
-    }
-
-    if (!conn->kind->seeks) {
-        /* subscribes to what it has not yet subscribed to */
-        conn->kind->ready(conn);
-    }
-
-    ngx_idempotency_redis_conn_ask(conn, NULL, NULL, "PING");
-}
-
-
 static ngx_idempotency_redis_node_t *
 node_create(ngx_idempotency_redis_t *redis)
 {
     ngx_idempotency_redis_node_t  *node;
 
     node = ngx_calloc(sizeof(ngx_idempotency_redis_node_t)
-                      + redis_conns(redis)
+                      + 2 * redis->conf.connections
                         * sizeof(ngx_idempotency_redis_conn_t *),
                       ngx_cycle->log);
     if (node == NULL) {
@@ -912,7 +849,7 @@ node_unused(ngx_idempotency_redis_node_t *node)
     conn = NULL;
 
     while ((conn = ngx_idempotency_redis_conn_next(redis, conn)) != NULL) {
-        if (conn->node == node && !conn->kind->idle(conn)) {
+        if (conn->node == node && !ngx_idempotency_redis_conn_idle(conn)) {
             return 0;
         }
     }
@@ -1052,33 +989,9 @@ ngx_idempotency_redis_node_conn(ngx_idempotency_redis_node_t *node,
     conn->info = (i == 0 && ngx_worker == 0);
     conn->durable = durable;
 
-    ngx_idempotency_redis_pipeline_init(conn);
-
     node->conns[i] = conn;
 
     return conn;
-}
-
-
-static ngx_int_t
-node_connect(ngx_idempotency_redis_node_t *node)
-{
-    ngx_uint_t                     i, n;
-    ngx_idempotency_redis_conn_t  *conn;
-
-    n = node->redis->conf.connections;
-
-    for (i = 0; i < 2 * n; i++) {
-        conn = ngx_idempotency_redis_node_conn(node, i % n, i / n);
-
-        if (conn == NULL) {
-            return NGX_ERROR;
-        }
-
-        ngx_idempotency_redis_conn_connect(conn);
-    }
-
-    return NGX_OK;
 }
 
 
@@ -1122,6 +1035,47 @@ ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis, ngx_uint_t news)
 }
 
 
+/* begins with any of the configuration's servers */
+
+static ngx_int_t
+discovery_start(ngx_idempotency_redis_t *redis)
+{
+    ngx_uint_t  i;
+
+    redis->home = node_create(redis);
+    if (redis->home == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_str_set(&redis->home->name, "the master");
+
+    if (redis->conf.mode == NGX_IDEMPOTENCY_REDIS_CLUSTER) {
+        ngx_str_set(&redis->home->name, "the cluster");
+
+        redis->slots = ngx_calloc(NGX_IDEMPOTENCY_REDIS_SLOTS
+                                  * sizeof(ngx_idempotency_redis_node_t *),
+                                  ngx_cycle->log);
+        if (redis->slots == NULL) {
+            return NGX_ERROR;
+        }
+    }
+
+    redis->discovery = ngx_idempotency_redis_conn_create(redis->home,
+                                                         &discovery_kind);
+    if (redis->discovery == NULL) {
+        return NGX_ERROR;
+    }
+
+    for (i = ngx_random() % redis->conf.servers.nelts + 1; i; i--) {
+        discovery_next(redis);
+    }
+
+    ngx_idempotency_redis_conn_connect(redis->discovery);
+
+    return NGX_OK;
+}
+
+
 /* the next node of the configuration or of the map */
 
 static void
@@ -1148,13 +1102,6 @@ static void
 discovery_lost(ngx_idempotency_redis_conn_t *conn)
 {
     discovery_next(conn->redis);
-}
-
-
-static ngx_uint_t
-discovery_idle(ngx_idempotency_redis_conn_t *conn)
-{
-    return 1;
 }
 
 
@@ -1189,28 +1136,22 @@ discovery_answer(ngx_idempotency_redis_conn_t *conn, void *data,
 
     if (reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) {
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_DENIED,
-                                        "it says:", &reply->str);
-        return;
-    }
+                                        "it says: %V", &reply->str);
 
-    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY
-        || reply->n < (redis->slots ? 1 : 2))
+    } else if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY
+               || reply->n < (redis->slots ? 1 : 2))
     {
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
                                         redis->slots
                                         ? "it does not know the slots"
-                                        : "it does not know the master",
-                                        redis->slots ? NULL
-                                                     : &redis->conf.master);
-        return;
-    }
-
-    ngx_idempotency_redis_conn_back(conn);
-
-    if (redis->slots) {
+                                        : "it does not know the master \"%V\"",
+                                        &redis->conf.master);
+    } else if (redis->slots) {
+        ngx_idempotency_redis_conn_back(conn);
         cluster_map(conn, reply);
 
     } else {
+        ngx_idempotency_redis_conn_back(conn);
         sentinel_master(redis, &reply->elts[0].str, &reply->elts[1].str);
     }
 }
@@ -1274,7 +1215,7 @@ sentinel_master(ngx_idempotency_redis_t *redis, ngx_str_t *host,
         return;
     }
 
-    ngx_log_error(NGX_LOG_NOTICE, redis->log, 0,
+    ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
                   "idempotency_redis \"%V\": the master \"%V\" is %V",
                   &redis->conf.name, &redis->conf.master, &node->name);
 }
@@ -1346,10 +1287,9 @@ cluster_map(ngx_idempotency_redis_conn_t *conn,
         cluster_range(conn, &reply->elts[i]);
     }
 
-    ngx_idempotency_redis_conn_stop(conn, NGX_IDEMPOTENCY_REDIS_CLOSED,
-                                    "it is asked no more");
+    ngx_idempotency_redis_conn_stop(conn, "it is asked no more");
 
-    cluster_mapped(redis);
+    cluster_mapped(conn);
 }
 
 
@@ -1392,7 +1332,7 @@ cluster_range(ngx_idempotency_redis_conn_t *conn,
 
     if (host.len == 0) {
         host.data = text;
-        host.len = ngx_sock_ntop(&conn->sockaddr.sockaddr, conn->socklen,
+        host.len = ngx_sock_ntop(&conn->sockaddr.sockaddr, conn->peer.socklen,
                                  text, NGX_SOCKADDR_STRLEN, 0);
     }
 
@@ -1442,10 +1382,13 @@ cluster_address(ngx_idempotency_redis_node_t *node,
    go where they belong now */
 
 static void
-cluster_mapped(ngx_idempotency_redis_t *redis)
+cluster_mapped(ngx_idempotency_redis_conn_t *discovery)
 {
+    ngx_idempotency_redis_t       *redis;
     ngx_idempotency_redis_conn_t  *conn;
     ngx_idempotency_redis_node_t  *node;
+
+    redis = discovery->redis;
 
     node = NULL;
 
@@ -1469,8 +1412,7 @@ cluster_mapped(ngx_idempotency_redis_t *redis)
             continue;
         }
 
-        ngx_idempotency_redis_conn_stop(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
-                                        "it has no slots");
+        ngx_idempotency_redis_conn_stop(conn, "it has no slots");
 
         /* it is tried anew if it gets some again; home has no server */
 
@@ -1481,7 +1423,7 @@ cluster_mapped(ngx_idempotency_redis_t *redis)
         ngx_idempotency_redis_pipeline_leave(conn);
     }
 
-    pubsub_route(redis);
+    pubsub_ready(discovery);
 }
 
 
@@ -1561,16 +1503,12 @@ pubsub_place(ngx_idempotency_redis_t *redis, pubsub_channel_t *channel)
         channel->subscribed = 0;
 
         if (conn) {
-            ngx_queue_insert_tail(&conn->channels, &channel->queue);
+            conn->nchannels++;
         }
     }
 
     if (conn == NULL) {
         return;
-    }
-
-    if (conn->c) {
-        conn->c->idle = 0;
     }
 
     if (channel->subscribed != conn->generation) {
@@ -1593,11 +1531,7 @@ pubsub_leave(pubsub_channel_t *channel)
     }
 
     pubsub_send(conn, channel, 0);
-    ngx_queue_remove(&channel->queue);
-
-    if (conn->c) {
-        conn->c->idle = pubsub_idle(conn);
-    }
+    conn->nchannels--;
 }
 
 
@@ -1643,26 +1577,21 @@ pubsub_unwatch(ngx_event_t *ev)
         next = ngx_rbtree_next(&redis->channels, node);
         channel = (pubsub_channel_t *) node;
 
-        if (ngx_current_msec - channel->wanted >= PUBSUB_WANTED) {
-            pubsub_drop(redis, channel);
+        if (ngx_current_msec - channel->wanted < PUBSUB_WANTED) {
+            continue;
         }
+
+        pubsub_leave(channel);
+
+        ngx_rbtree_delete(&redis->channels, node);
+        redis->nchannels--;
+
+        ngx_free(channel);
     }
 
     if (redis->nchannels) {
         ngx_add_timer(ev, PUBSUB_WANTED);
     }
-}
-
-
-static void
-pubsub_drop(ngx_idempotency_redis_t *redis, pubsub_channel_t *channel)
-{
-    pubsub_leave(channel);
-
-    ngx_rbtree_delete(&redis->channels, &channel->name.node);
-    redis->nchannels--;
-
-    ngx_free(channel);
 }
 
 
@@ -1672,8 +1601,9 @@ static ngx_int_t
 pubsub_push(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply)
 {
-    ngx_str_t         *word;
-    pubsub_channel_t  *channel;
+    ngx_str_t                    *word;
+    pubsub_channel_t             *channel;
+    ngx_idempotency_redis_due_t  *due;
 
     if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n != 3
         || reply->elts[0].type != NGX_IDEMPOTENCY_REDIS_STRING
@@ -1709,8 +1639,10 @@ pubsub_push(ngx_idempotency_redis_conn_t *conn,
             ngx_idempotency_redis_doubt(conn->redis, 1);
         }
 
-        return (conn->ndue && conn->due[conn->first].data) ? NGX_DECLINED
-                                                           : NGX_OK;
+        due = ngx_queue_data(ngx_queue_head(&conn->due),
+                             ngx_idempotency_redis_due_t, queue);
+
+        return (conn->ndue && due->data) ? NGX_DECLINED : NGX_OK;
     }
 
     return NGX_DECLINED;
@@ -1752,42 +1684,26 @@ pubsub_answer(ngx_idempotency_redis_conn_t *conn, void *data,
 }
 
 
-/* the map of slots is new: each channel goes to its server */
-
-static void
-pubsub_route(ngx_idempotency_redis_t *redis)
-{
-    ngx_rbtree_node_t  *node;
-
-    if (redis->nchannels == 0) {
-        return;
-    }
-
-    for (node = ngx_rbtree_min(redis->channels.root,
-                               redis->channels.sentinel);
-         node;
-         node = ngx_rbtree_next(&redis->channels, node))
-    {
-        pubsub_place(redis, (pubsub_channel_t *) node);
-    }
-}
-
+/* the connection, or the map of slots, is new: each channel goes to its
+   server */
 
 static void
 pubsub_ready(ngx_idempotency_redis_conn_t *conn)
 {
-    ngx_queue_t       *q;
-    pubsub_channel_t  *channel;
+    ngx_rbtree_t       *tree;
+    ngx_rbtree_node_t  *node;
 
-    for (q = ngx_queue_head(&conn->channels);
-         q != ngx_queue_sentinel(&conn->channels);
-         q = ngx_queue_next(q))
+    tree = &conn->redis->channels;
+
+    if (tree->root == tree->sentinel) {
+        return;
+    }
+
+    for (node = ngx_rbtree_min(tree->root, tree->sentinel);
+         node;
+         node = ngx_rbtree_next(tree, node))
     {
-        channel = ngx_queue_data(q, pubsub_channel_t, queue);
-
-        if (channel->subscribed != conn->generation) {
-            pubsub_send(conn, channel, 1);
-        }
+        pubsub_place(conn->redis, (pubsub_channel_t *) node);
     }
 }
 
@@ -1795,14 +1711,7 @@ pubsub_ready(ngx_idempotency_redis_conn_t *conn)
 static void
 pubsub_lost(ngx_idempotency_redis_conn_t *conn)
 {
-    if (pubsub_idle(conn) && conn->timer.timer_set) {
+    if (ngx_idempotency_redis_conn_idle(conn) && conn->timer.timer_set) {
         ngx_del_timer(&conn->timer);
     }
-}
-
-
-static ngx_uint_t
-pubsub_idle(ngx_idempotency_redis_conn_t *conn)
-{
-    return ngx_queue_empty(&conn->channels);
 }

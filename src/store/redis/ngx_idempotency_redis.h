@@ -52,9 +52,8 @@ struct ngx_idempotency_redis_reply_s {
 
 typedef enum {
     NGX_IDEMPOTENCY_REDIS_OK = 0,
-    NGX_IDEMPOTENCY_REDIS_CONNECT,       /* no connection, or no server */
+    NGX_IDEMPOTENCY_REDIS_CONNECT,       /* no connection, or it was lost */
     NGX_IDEMPOTENCY_REDIS_TIMEOUT,
-    NGX_IDEMPOTENCY_REDIS_CLOSED,
     NGX_IDEMPOTENCY_REDIS_PROTOCOL,
     NGX_IDEMPOTENCY_REDIS_DENIED,        /* NOAUTH, NOPERM, ... */
     NGX_IDEMPOTENCY_REDIS_FULL,          /* OOM, MISCONF, NOREPLICAS */

@@ -30,25 +30,26 @@
 #define CONN_PAUSE_MAX  2000
 
 
-static void conn_ready(ngx_idempotency_redis_conn_t *conn);
 static void conn_log_away(ngx_idempotency_redis_conn_t *conn);
 static void conn_again(ngx_idempotency_redis_conn_t *conn);
 static void conn_timer(ngx_event_t *ev);
 static void conn_open(ngx_idempotency_redis_conn_t *conn);
 static void open_resolve(ngx_idempotency_redis_conn_t *conn);
 static void open_resolved(ngx_resolver_ctx_t *ctx);
-static void open_connect(ngx_idempotency_redis_conn_t *conn);
+static void open_connect(ngx_idempotency_redis_conn_t *conn,
+    struct sockaddr *sockaddr, socklen_t socklen);
 static ngx_log_t *open_log(ngx_idempotency_redis_conn_t *conn);
 static void open_log_writer(ngx_log_t *log, ngx_uint_t level, u_char *buf,
     size_t len);
 static void conn_opened(ngx_idempotency_redis_conn_t *conn);
-static void conn_handshake(ngx_idempotency_redis_conn_t *conn);
 #if (NGX_SSL)
 static void tls_start(ngx_idempotency_redis_conn_t *conn);
 static void tls_done(ngx_connection_t *c);
 static ngx_str_t tls_name(ngx_idempotency_redis_conn_t *conn);
 #endif
 static void handshake_start(ngx_idempotency_redis_conn_t *conn);
+static void conn_ready(ngx_idempotency_redis_conn_t *conn,
+    ngx_idempotency_redis_reply_t *reply);
 static void handshake_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static void handshake_role(ngx_idempotency_redis_conn_t *conn,
@@ -56,8 +57,6 @@ static void handshake_role(ngx_idempotency_redis_conn_t *conn,
 static void handshake_info(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
 static void handshake_time(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *reply);
-static void handshake_ping(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
 static void handshake_settings(ngx_idempotency_redis_conn_t *conn,
     ngx_str_t *info);
@@ -71,6 +70,11 @@ static void io_write_handler(ngx_event_t *wev);
 static void io_answer(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
 static void conn_drain(ngx_idempotency_redis_conn_t *conn);
+
+
+#define conn_failed(conn, ...)                                                \
+    ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,      \
+                                    __VA_ARGS__)
 
 
 typedef struct {
@@ -103,7 +107,7 @@ static handshake_step_t  step_info = {
 };
 
 static handshake_step_t  step_time = { handshake_time, 1, 0, NULL };
-static handshake_step_t  step_ping = { handshake_ping, 1, 0, NULL };
+static handshake_step_t  step_ping = { conn_ready, 1, 0, NULL };
 
 
 ngx_idempotency_redis_conn_t *
@@ -128,22 +132,33 @@ ngx_idempotency_redis_conn_create(ngx_idempotency_redis_node_t *node,
     ngx_str_set(&conn->why, "not connected yet");
     conn->error = NGX_IDEMPOTENCY_REDIS_CONNECT;
 
-    conn->timer.data = conn;
-    conn->timer.log = conn->redis->log;
-    conn->timer.handler = conn_timer;
-    conn->timer.cancelable = 1;
+    ngx_idempotency_redis_event(&conn->timer, conn_timer, conn);
+    ngx_idempotency_redis_event(&conn->flush, conn_flush, conn);
+    ngx_idempotency_redis_event(&conn->pause, conn_flush, conn);
+    ngx_idempotency_redis_event(&conn->expire, kind->expire, conn);
 
-    conn->flush.data = conn;
-    conn->flush.log = conn->redis->log;
-    conn->flush.handler = conn_flush;
+    /* a worker whose exit waits for a call has to wait for its deadline */
+
+    conn->expire.cancelable = 0;
 
     ngx_queue_insert_tail(&conn->redis->conns, &conn->queue);
-    ngx_queue_init(&conn->channels);
+    ngx_queue_init(&conn->due);
     ngx_queue_init(&conn->calls);
     ngx_queue_init(&conn->sent);
     ngx_queue_init(&conn->waiting);
 
     return conn;
+}
+
+
+void
+ngx_idempotency_redis_event(ngx_event_t *ev, ngx_event_handler_pt handler,
+    void *data)
+{
+    ev->data = data;
+    ev->handler = handler;
+    ev->log = ngx_cycle->log;
+    ev->cancelable = 1;
 }
 
 
@@ -174,13 +189,10 @@ ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn)
 }
 
 
-/* nothing is wrong: the connection is not needed any more, or a new one is */
-
 void
-ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_error_e error, char *why)
+ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn, char *why)
 {
-    conn->error = error;
+    conn->error = NGX_IDEMPOTENCY_REDIS_AWAY;
     conn->why.data = (u_char *) why;
     conn->why.len = ngx_strlen(why);
 
@@ -199,7 +211,7 @@ void
 ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *conn,
     ngx_msec_t pause, char *why)
 {
-    ngx_idempotency_redis_conn_stop(conn, NGX_IDEMPOTENCY_REDIS_AWAY, why);
+    ngx_idempotency_redis_conn_stop(conn, why);
 
     conn->backoff = 0;
 
@@ -211,34 +223,13 @@ ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *conn,
 }
 
 
-static void
-conn_ready(ngx_idempotency_redis_conn_t *conn)
-{
-    if (conn->timer.timer_set) {
-        ngx_del_timer(&conn->timer);
-    }
-
-    conn->state = ngx_idempotency_redis_ready;
-    conn->down = 0;
-
-    /* a discovery connection counts only when its question is answered */
-
-    if (!conn->kind->seeks) {
-        conn->backoff = 0;
-        ngx_idempotency_redis_conn_back(conn);
-    }
-
-    conn->kind->ready(conn);
-}
-
-
 void
 ngx_idempotency_redis_conn_back(ngx_idempotency_redis_conn_t *conn)
 {
     if (conn->node->warned & NGX_IDEMPOTENCY_REDIS_WARN_AWAY) {
         conn->node->warned &= ~NGX_IDEMPOTENCY_REDIS_WARN_AWAY;
 
-        ngx_log_error(NGX_LOG_NOTICE, conn->redis->log, 0,
+        ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
                       "idempotency_redis \"%V\": %V is back",
                       &conn->redis->conf.name, &conn->node->name);
     }
@@ -247,31 +238,28 @@ ngx_idempotency_redis_conn_back(ngx_idempotency_redis_conn_t *conn)
 
 void
 ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_error_e error, char *why, ngx_str_t *what)
+    ngx_idempotency_redis_error_e error, const char *format, ...)
 {
     u_char      *p, *last;
+    va_list      args;
     ngx_uint_t   ready;
 
     ready = (conn->state == ngx_idempotency_redis_ready);
 
-    if (!ready && (error == NGX_IDEMPOTENCY_REDIS_CLOSED
-                   || error == NGX_IDEMPOTENCY_REDIS_TIMEOUT))
-    {
+    if (!ready && error == NGX_IDEMPOTENCY_REDIS_TIMEOUT) {
         error = NGX_IDEMPOTENCY_REDIS_CONNECT;
     }
 
     last = conn->text + sizeof(conn->text);
 
-    p = ngx_slprintf(conn->text, last, "%s", why);
+    va_start(args, format);
+    p = ngx_vslprintf(conn->text, last, format, args);
+    va_end(args);
 
-    if (what) {
-        p = ngx_slprintf(p, last, p[-1] == ':' ? " %V" : " \"%V\"", what);
-
-    } else if (conn->ncaught) {
+    if (conn->ncaught) {
         p = ngx_slprintf(p, last, ": %*s", conn->ncaught, conn->caught);
+        conn->ncaught = 0;
     }
-
-    conn->ncaught = 0;
 
     conn->error = error;
     conn->why.data = conn->text;
@@ -317,7 +305,7 @@ conn_log_away(ngx_idempotency_redis_conn_t *conn)
     node = conn->node;
 
     if ((node->warned & NGX_IDEMPOTENCY_REDIS_WARN_AWAY)
-        || (ngx_exiting && conn->kind->idle(conn)))
+        || (ngx_exiting && ngx_idempotency_redis_conn_idle(conn)))
     {
         return;
     }
@@ -330,7 +318,7 @@ conn_log_away(ngx_idempotency_redis_conn_t *conn)
 
     node->warned |= NGX_IDEMPOTENCY_REDIS_WARN_AWAY;
 
-    ngx_log_error(NGX_LOG_ERR, conn->redis->log, 0,
+    ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
                   "idempotency_redis \"%V\": no connection to %V: %V",
                   &conn->redis->conf.name, &node->name, &conn->why);
 }
@@ -346,7 +334,7 @@ ngx_idempotency_redis_warn(ngx_idempotency_redis_conn_t *conn,
 
     conn->node->warned |= what;
 
-    ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
+    ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
                   "idempotency_redis \"%V\": %V %s: %V",
                   &conn->redis->conf.name, &conn->node->name, text, says);
 }
@@ -360,7 +348,7 @@ conn_again(ngx_idempotency_redis_conn_t *conn)
 {
     ngx_msec_t  pause;
 
-    if (ngx_exiting && conn->kind->idle(conn)) {
+    if (ngx_exiting && ngx_idempotency_redis_conn_idle(conn)) {
         return;
     }
 
@@ -448,7 +436,7 @@ conn_timer(ngx_event_t *ev)
     ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_TIMEOUT,
                                     conn->state == ngx_idempotency_redis_ready
                                     ? "no answer in time"
-                                    : "connecting timed out", NULL);
+                                    : "connecting timed out");
 }
 
 
@@ -461,16 +449,22 @@ ngx_idempotency_redis_conn_settle(ngx_idempotency_redis_conn_t *conn)
 
     if (conn->retire && conn->ndue == 0) {
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
-                                        "it is not the master", NULL);
+                                        "it is not the master");
         return;
     }
 
-    conn->c->idle = conn->kind->idle(conn);
-
-    if (conn->c->idle && ngx_exiting) {
+    if (ngx_exiting && ngx_idempotency_redis_conn_idle(conn)) {
         ngx_idempotency_redis_conn_close(conn);
         conn_drain(conn);
     }
+}
+
+
+ngx_uint_t
+ngx_idempotency_redis_conn_idle(ngx_idempotency_redis_conn_t *conn)
+{
+    return conn->nchannels == 0 && ngx_queue_empty(&conn->calls)
+           && ngx_queue_empty(&conn->sent) && ngx_queue_empty(&conn->waiting);
 }
 
 
@@ -488,21 +482,14 @@ conn_open(ngx_idempotency_redis_conn_t *conn)
 
     if (node->naddrs) {
         addr = &node->addrs[conn->attempts % node->naddrs];
+        open_connect(conn, addr->sockaddr, addr->socklen);
 
-        ngx_memcpy(&conn->sockaddr, addr->sockaddr, addr->socklen);
-        conn->socklen = addr->socklen;
+    } else if (node->host.len) {
+        open_resolve(conn);
 
-        open_connect(conn);
-        return;
+    } else {
+        conn_failed(conn, "its address is not known yet");
     }
-
-    if (node->host.len == 0) {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        "its address is not known yet", NULL);
-        return;
-    }
-
-    open_resolve(conn);
 }
 
 
@@ -518,9 +505,8 @@ open_resolve(ngx_idempotency_redis_conn_t *conn)
     ctx = conf->resolver ? ngx_resolve_start(conf->resolver, NULL) : NULL;
 
     if (ctx == NULL || ctx == NGX_NO_RESOLVER) {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        "\"http\" has no \"resolver\" for",
-                                        &conn->node->host);
+        conn_failed(conn, "\"http\" has no \"resolver\" for \"%V\"",
+                    &conn->node->host);
         return;
     }
 
@@ -534,9 +520,7 @@ open_resolve(ngx_idempotency_redis_conn_t *conn)
 
     if (ngx_resolve_name(ctx) != NGX_OK) {
         conn->resolving = NULL;
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        "could not resolve",
-                                        &conn->node->host);
+        conn_failed(conn, "could not resolve \"%V\"", &conn->node->host);
     }
 }
 
@@ -550,28 +534,22 @@ open_resolved(ngx_resolver_ctx_t *ctx)
     conn = ctx->data;
 
     if (ctx->state || ctx->naddrs == 0) {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        "could not resolve",
-                                        &conn->node->host);
+        conn_failed(conn, "could not resolve \"%V\"", &conn->node->host);
         return;
     }
 
-    addr = &ctx->addrs[conn->attempts % ctx->naddrs];
-
-    ngx_memcpy(&conn->sockaddr, addr->sockaddr, addr->socklen);
-    conn->socklen = addr->socklen;
-
-    ngx_inet_set_port(&conn->sockaddr.sockaddr, conn->node->port);
-
     conn->resolving = NULL;
-    ngx_resolve_name_done(ctx);
 
-    open_connect(conn);
+    addr = &ctx->addrs[conn->attempts % ctx->naddrs];
+    open_connect(conn, addr->sockaddr, addr->socklen);
+
+    ngx_resolve_name_done(ctx);
 }
 
 
 static void
-open_connect(ngx_idempotency_redis_conn_t *conn)
+open_connect(ngx_idempotency_redis_conn_t *conn, struct sockaddr *sockaddr,
+    socklen_t socklen)
 {
     ngx_int_t               rc;
     ngx_connection_t       *c;
@@ -579,11 +557,14 @@ open_connect(ngx_idempotency_redis_conn_t *conn)
 
     conn->state = ngx_idempotency_redis_connecting;
 
+    ngx_memcpy(&conn->sockaddr, sockaddr, socklen);
+    ngx_inet_set_port(&conn->sockaddr.sockaddr, conn->node->port);
+
     peer = &conn->peer;
     ngx_memzero(peer, sizeof(ngx_peer_connection_t));
 
     peer->sockaddr = &conn->sockaddr.sockaddr;
-    peer->socklen = conn->socklen;
+    peer->socklen = socklen;
     peer->name = &conn->node->name;
     peer->get = ngx_event_get_peer;
     peer->so_keepalive = 1;
@@ -592,20 +573,17 @@ open_connect(ngx_idempotency_redis_conn_t *conn)
 
     rc = ngx_event_connect_peer(peer);
 
-    if (rc != NGX_OK && rc != NGX_AGAIN) {
-        conn->c = peer->connection;
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        "not connected", NULL);
-        return;
-    }
-
     c = peer->connection;
     conn->c = c;
 
-    conn->pool = ngx_create_pool(512, conn->redis->log);
+    if (rc != NGX_OK && rc != NGX_AGAIN) {
+        conn_failed(conn, "not connected");
+        return;
+    }
+
+    conn->pool = ngx_create_pool(512, ngx_cycle->log);
     if (conn->pool == NULL) {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        "no memory", NULL);
+        conn_failed(conn, "no memory");
         return;
     }
 
@@ -617,9 +595,7 @@ open_connect(ngx_idempotency_redis_conn_t *conn)
     c->read->handler = io_read_handler;
     c->write->handler = io_write_handler;
 
-    /* an exiting worker does not wait for a connection without calls */
-
-    c->idle = conn->kind->idle(conn);
+    c->idle = 1;
 
     if (rc == NGX_OK) {
         conn_opened(conn);
@@ -635,7 +611,7 @@ open_log(ngx_idempotency_redis_conn_t *conn)
 {
     ngx_log_t  *log;
 
-    log = conn->redis->log;
+    log = ngx_cycle->log;
     conn->ncaught = 0;
 
     if (log->log_level & NGX_LOG_DEBUG_ALL) {
@@ -675,7 +651,7 @@ open_log_writer(ngx_log_t *log, ngx_uint_t level, u_char *buf, size_t len)
     }
 
     if (level <= NGX_LOG_ALERT) {
-        ngx_log_error(NGX_LOG_ALERT, conn->redis->log, 0, "%*s",
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0, "%*s",
                       (size_t) (last - p), p);
     }
 
@@ -688,8 +664,7 @@ static void
 conn_opened(ngx_idempotency_redis_conn_t *conn)
 {
     int        err;
-    u_char     text[NGX_MAX_ERROR_STR];
-    ngx_str_t  what;
+    u_char    *last, text[NGX_MAX_ERROR_STR];
     socklen_t  len;
 
     err = 0;
@@ -702,19 +677,16 @@ conn_opened(ngx_idempotency_redis_conn_t *conn)
     }
 
     if (err) {
-        what.data = text;
-        what.len = ngx_strerror(err, text, sizeof(text)) - text;
-
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        "connect() failed:", &what);
+        last = ngx_strerror(err, text, sizeof(text));
+        conn_failed(conn, "connect() failed: %*s", (size_t) (last - text),
+                    text);
         return;
     }
 
     if (conn->sockaddr.sockaddr.sa_family != AF_UNIX
         && ngx_tcp_nodelay(conn->c) != NGX_OK)
     {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        "setsockopt() failed", NULL);
+        conn_failed(conn, "setsockopt() failed");
         return;
     }
 
@@ -724,18 +696,6 @@ conn_opened(ngx_idempotency_redis_conn_t *conn)
         return;
     }
 #endif
-
-    conn_handshake(conn);
-}
-
-
-static void
-conn_handshake(ngx_idempotency_redis_conn_t *conn)
-{
-    conn->c->read->handler = io_read_handler;
-    conn->c->write->handler = io_write_handler;
-
-    conn->state = ngx_idempotency_redis_handshake;
 
     handshake_start(conn);
 }
@@ -759,7 +719,7 @@ tls_start(ngx_idempotency_redis_conn_t *conn)
     if (host.len == 0 && conn->redis->conf.ssl_verify) {
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_DENIED,
                                         "\"ssl_name\" is not set, and a unix "
-                                        "socket has no name", NULL);
+                                        "socket has no name");
         return;
     }
 
@@ -803,8 +763,7 @@ tls_start(ngx_idempotency_redis_conn_t *conn)
 
 failed:
 
-    ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                    "no TLS connection", NULL);
+    conn_failed(conn, "no TLS connection");
 }
 
 
@@ -831,42 +790,35 @@ static void
 tls_done(ngx_connection_t *c)
 {
     long                           rc;
-    ngx_str_t                      what;
+    ngx_str_t                      name;
     ngx_idempotency_redis_conn_t  *conn;
 
     conn = c->data;
 
     if (!c->ssl->handshaked) {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        "TLS handshake failed", NULL);
+        conn_failed(conn, "TLS handshake failed");
         return;
     }
 
     rc = conn->redis->conf.ssl_verify
          ? SSL_get_verify_result(c->ssl->connection) : X509_V_OK;
 
-    if (rc == X509_V_ERR_HOSTNAME_MISMATCH
-        || rc == X509_V_ERR_IP_ADDRESS_MISMATCH)
+    if (rc == X509_V_OK) {
+        handshake_start(conn);
+
+    } else if (rc == X509_V_ERR_HOSTNAME_MISMATCH
+               || rc == X509_V_ERR_IP_ADDRESS_MISMATCH)
     {
-        what = tls_name(conn);
+        name = tls_name(conn);
 
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_DENIED,
-                                        "its certificate is not one of",
-                                        &what);
-        return;
-    }
-
-    if (rc != X509_V_OK) {
-        what.data = (u_char *) X509_verify_cert_error_string(rc);
-        what.len = ngx_strlen(what.data);
-
+                                        "its certificate is not one of \"%V\"",
+                                        &name);
+    } else {
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_DENIED,
-                                        "its certificate was not accepted:",
-                                        &what);
-        return;
+                                        "its certificate was not accepted: %s",
+                                        X509_verify_cert_error_string(rc));
     }
-
-    conn_handshake(conn);
 }
 
 
@@ -879,20 +831,23 @@ handshake_start(ngx_idempotency_redis_conn_t *conn)
     handshake_step_t              *step;
     ngx_idempotency_redis_conf_t  *conf;
 
+    static ngx_str_t  everyone = ngx_string("default");
+
     conf = &conn->redis->conf;
+
+    conn->c->read->handler = io_read_handler;
+    conn->c->write->handler = io_write_handler;
+    conn->state = ngx_idempotency_redis_handshake;
 
     /* sentinels have passwords of their own, or none: errors don't count */
 
     step = conn->kind->seeks ? NULL : &step_needed;
 
-    if (conf->password.len && conf->user.len) {
+    if (conf->password.len) {
         ngx_idempotency_redis_conn_ask(conn, handshake_answer, step,
-                                       "AUTH %V %V", &conf->user,
+                                       "AUTH %V %V",
+                                       conf->user.len ? &conf->user : &everyone,
                                        &conf->password);
-
-    } else if (conf->password.len) {
-        ngx_idempotency_redis_conn_ask(conn, handshake_answer, step,
-                                       "AUTH %V", &conf->password);
     }
 
     if (conn->kind->seeks) {
@@ -955,13 +910,6 @@ handshake_answer(ngx_idempotency_redis_conn_t *conn, void *data,
         return;
     }
 
-    if (ngx_idempotency_resp_in(&reply->str, "no password is set")
-        || ngx_idempotency_resp_in(&reply->str,
-                                   "without any password configured"))
-    {
-        return;
-    }
-
     error = ngx_idempotency_redis_verdict(&reply->str).error;
 
     if (step->needed || error == NGX_IDEMPOTENCY_REDIS_AWAY
@@ -973,11 +921,9 @@ handshake_answer(ngx_idempotency_redis_conn_t *conn, void *data,
                                         error == NGX_IDEMPOTENCY_REDIS_FAULT
                                         ? NGX_IDEMPOTENCY_REDIS_CONNECT
                                         : error,
-                                        "it says:", &reply->str);
-        return;
-    }
+                                        "it says: %V", &reply->str);
 
-    if (step->text) {
+    } else if (step->text) {
         ngx_idempotency_redis_warn(conn, step->warn, step->text, &reply->str);
     }
 }
@@ -989,7 +935,7 @@ handshake_role(ngx_idempotency_redis_conn_t *conn,
 {
     if (reply->n && !ngx_idempotency_resp_is(&reply->elts[0].str, "master")) {
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
-                                        "it is no master, but",
+                                        "it is no master, but \"%V\"",
                                         &reply->elts[0].str);
     }
 }
@@ -1005,8 +951,7 @@ handshake_time(ngx_idempotency_redis_conn_t *conn,
         || ngx_idempotency_resp_decimal(&reply->elts[0].str, &sec) != NGX_OK
         || ngx_idempotency_resp_decimal(&reply->elts[1].str, &usec) != NGX_OK)
     {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CONNECT,
-                                        "it does not tell the time", NULL);
+        conn_failed(conn, "it does not tell the time");
         return;
     }
 
@@ -1014,16 +959,28 @@ handshake_time(ngx_idempotency_redis_conn_t *conn,
                                          (uint64_t) sec * 1000000 + usec);
 
     if (conn->state == ngx_idempotency_redis_handshake) {
-        conn_ready(conn);
+        conn_ready(conn, reply);
     }
 }
 
 
 static void
-handshake_ping(ngx_idempotency_redis_conn_t *conn,
+conn_ready(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply)
 {
-    conn_ready(conn);
+    ngx_del_timer(&conn->timer);
+
+    conn->state = ngx_idempotency_redis_ready;
+    conn->down = 0;
+
+    /* a discovery connection counts only when its question is answered */
+
+    if (!conn->kind->seeks) {
+        conn->backoff = 0;
+        ngx_idempotency_redis_conn_back(conn);
+    }
+
+    conn->kind->ready(conn);
 }
 
 
@@ -1050,7 +1007,7 @@ handshake_settings(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
     }
 
     if (node->run_id[0]) {
-        ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
                       "idempotency_redis \"%V\": %V was started anew, or is "
                       "another server: what it had not stored, or was not "
                       "replicated to it, it has forgotten",
@@ -1061,7 +1018,7 @@ handshake_settings(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
     node->evicted = 0;
 
     if (policy.len && !ngx_idempotency_resp_in(&policy, "noeviction")) {
-        ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
                       "idempotency_redis \"%V\": %V forgets when its memory is "
                       "full (maxmemory-policy %V), and what it forgot is "
                       "executed again; set it to noeviction",
@@ -1069,7 +1026,7 @@ handshake_settings(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
     }
 
     if (aof.len == 1 && aof.data[0] == '0') {
-        ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
                       "idempotency_redis \"%V\": %V forgets what is newer than "
                       "its last snapshot, if there is any, when it restarts "
                       "(appendonly no), and what it forgot is executed again",
@@ -1097,7 +1054,7 @@ handshake_info(ngx_idempotency_redis_conn_t *conn,
         return;
     }
 
-    ngx_log_error(NGX_LOG_ERR, conn->redis->log, 0,
+    ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
                   "idempotency_redis \"%V\": %V has evicted %L keys, %L of "
                   "them lately: tokens among them are executed again",
                   &conn->redis->conf.name, &node->name, n,
@@ -1174,7 +1131,6 @@ handshake_clock(void)
 static void
 io_read_handler(ngx_event_t *rev)
 {
-    char                          *why;
     u_char                        *p;
     size_t                         size;
     ssize_t                        n;
@@ -1184,9 +1140,15 @@ io_read_handler(ngx_event_t *rev)
     c = rev->data;
     conn = c->data;
 
+    /* an exiting worker does not wait for a connection without calls */
+
+    if (c->close && !c->error && !ngx_idempotency_redis_conn_idle(conn)) {
+        c->close = 0;
+        return;
+    }
+
     if (c->close) {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CLOSED,
-                                        "the worker process exits", NULL);
+        conn_failed(conn, "the worker process exits");
         return;
     }
 
@@ -1195,25 +1157,23 @@ io_read_handler(ngx_event_t *rev)
         return;
     }
 
-    why = NULL;
-
     do {
         p = ngx_idempotency_resp_room(&conn->in, &size);
 
         if (p == NULL) {
-            why = "no memory";
-            break;
+            conn_failed(conn, "no memory");
+            return;
         }
 
         n = c->recv(c, p, size);
 
         if (n == 0 || n == NGX_ERROR) {
-            why = n ? "it is lost" : "it closed the connection";
-            break;
+            conn_failed(conn, n ? "it is lost" : "it closed the connection");
+            return;
         }
 
         if (n > 0) {
-            ngx_idempotency_resp_read(&conn->in, n);
+            conn->in.in.len += n;
 
             if (io_replies(conn) != NGX_OK) {
                 return;
@@ -1222,13 +1182,8 @@ io_read_handler(ngx_event_t *rev)
 
     } while (n != NGX_AGAIN);
 
-    if (why == NULL && ngx_handle_read_event(rev, 0) != NGX_OK) {
-        why = "no read event";
-    }
-
-    if (why) {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CLOSED,
-                                        why, NULL);
+    if (ngx_handle_read_event(rev, 0) != NGX_OK) {
+        conn_failed(conn, "no read event");
         return;
     }
 
@@ -1247,7 +1202,7 @@ io_replies(ngx_idempotency_redis_conn_t *conn)
 
     generation = conn->generation;
 
-    for ( ;; ) {
+    while (conn->generation == generation) {
         rc = ngx_idempotency_resp_next(&conn->in, &reply);
 
         if (rc == NGX_AGAIN) {
@@ -1259,29 +1214,23 @@ io_replies(ngx_idempotency_redis_conn_t *conn)
                                             NGX_IDEMPOTENCY_REDIS_PROTOCOL,
                                             rc == NGX_ABORT
                                             ? "no memory for its answer"
-                                            : "its answer is not RESP", NULL);
-            return NGX_ERROR;
-        }
+                                            : "its answer is not RESP");
 
-        rc = conn->kind->push ? conn->kind->push(conn, reply) : NGX_DECLINED;
+        } else if (conn->kind->push && conn->kind->push(conn, reply) == NGX_OK) {
+            continue;
 
-        if (rc == NGX_DECLINED) {
-
-            if (conn->ndue == 0) {
-                ngx_idempotency_redis_conn_lose(conn,
-                                              NGX_IDEMPOTENCY_REDIS_PROTOCOL,
-                                              "an answer without a question",
-                                              &reply->str);
-                return NGX_ERROR;
-            }
-
+        } else if (conn->ndue) {
             io_answer(conn, reply);
-        }
 
-        if (conn->generation != generation) {
-            return NGX_ERROR;
+        } else {
+            ngx_idempotency_redis_conn_lose(conn,
+                                            NGX_IDEMPOTENCY_REDIS_PROTOCOL,
+                                            "an answer without a question "
+                                            "\"%V\"", &reply->str);
         }
     }
+
+    return NGX_ERROR;
 }
 
 
@@ -1325,16 +1274,19 @@ conn_flush(ngx_event_t *ev)
 static void
 io_write(ngx_idempotency_redis_conn_t *conn)
 {
-    char                        *why;
     ssize_t                      n;
     ngx_connection_t            *c;
     ngx_idempotency_resp_buf_t  *out;
 
     c = conn->c;
     out = &conn->out;
-    why = out->failed ? "no memory" : NULL;
 
-    while (why == NULL && out->pos < out->len) {
+    if (out->failed) {
+        conn_failed(conn, "no memory");
+        return;
+    }
+
+    while (out->pos < out->len) {
         n = c->send(c, out->buf + out->pos, out->len - out->pos);
 
         if (n == NGX_AGAIN || n == 0) {
@@ -1342,62 +1294,42 @@ io_write(ngx_idempotency_redis_conn_t *conn)
         }
 
         if (n == NGX_ERROR) {
-            why = "it is lost";
-
-        } else {
-            ngx_idempotency_resp_skip(out, n);
+            conn_failed(conn, "it is lost");
+            return;
         }
+
+        ngx_idempotency_resp_skip(out, n);
     }
 
-    if (why == NULL && ngx_handle_write_event(c->write, 0) != NGX_OK) {
-        why = "no write event";
-    }
-
-    if (why) {
-        ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_CLOSED,
-                                        why, NULL);
+    if (ngx_handle_write_event(c->write, 0) != NGX_OK) {
+        conn_failed(conn, "no write event");
         return;
     }
-
-    c->idle = conn->kind->idle(conn);
 }
 
 
 ngx_int_t
 ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_answer_pt handler, void *data)
+    ngx_idempotency_redis_answer_pt handler, void *data, ngx_uint_t expected)
 {
-    ngx_uint_t                    i, size;
     ngx_idempotency_redis_due_t  *due;
 
-    if (conn->ndue == conn->size) {
-        size = conn->size ? 2 * conn->size : 32;
-
-        due = ngx_alloc(size * sizeof(ngx_idempotency_redis_due_t),
-                        ngx_cycle->log);
-        if (due == NULL) {
-            conn->out.failed = 1;
-            return NGX_ERROR;
-        }
-
-        for (i = 0; i < conn->ndue; i++) {
-            due[i] = conn->due[(conn->first + i) % conn->size];
-        }
-
-        if (conn->due) {
-            ngx_free(conn->due);
-        }
-
-        conn->due = due;
-        conn->size = size;
-        conn->first = 0;
+    due = ngx_alloc(sizeof(ngx_idempotency_redis_due_t), ngx_cycle->log);
+    if (due == NULL) {
+        conn->out.failed = 1;
+        return NGX_ERROR;
     }
-
-    due = &conn->due[(conn->first + conn->ndue++) % conn->size];
 
     due->handler = handler;
     due->data = data;
-    due->expected = 0;
+    due->expected = expected;
+
+    ngx_queue_insert_tail(&conn->due, &due->queue);
+    conn->ndue++;
+
+    if (expected && conn->expected++ == 0 && !conn->timer.timer_set) {
+        ngx_add_timer(&conn->timer, conn->redis->conf.timeout);
+    }
 
     return NGX_OK;
 }
@@ -1411,22 +1343,14 @@ ngx_idempotency_redis_conn_ask(ngx_idempotency_redis_conn_t *conn,
     va_list  args;
 
     va_start(args, format);
-    ngx_idempotency_resp_vsay(&conn->out, format, args);
+    ngx_idempotency_resp_say(&conn->out, format, args);
     va_end(args);
 
     /* without memory the connection is lost then */
 
     ngx_post_event(&conn->flush, &ngx_posted_events);
 
-    if (ngx_idempotency_redis_conn_due(conn, handler, data) != NGX_OK) {
-        return;
-    }
-
-    conn->due[(conn->first + conn->ndue - 1) % conn->size].expected = 1;
-
-    if (conn->expected++ == 0 && !conn->timer.timer_set) {
-        ngx_add_timer(&conn->timer, conn->redis->conf.timeout);
-    }
+    (void) ngx_idempotency_redis_conn_due(conn, handler, data, 1);
 }
 
 
@@ -1436,14 +1360,16 @@ static void
 io_answer(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply)
 {
-    ngx_idempotency_redis_due_t  due;
+    ngx_queue_t                  *q;
+    ngx_idempotency_redis_due_t  *due;
 
-    due = conn->due[conn->first];
-
-    conn->first = (conn->first + 1) % conn->size;
+    q = ngx_queue_head(&conn->due);
+    ngx_queue_remove(q);
     conn->ndue--;
 
-    if (due.expected && conn->expected) {
+    due = ngx_queue_data(q, ngx_idempotency_redis_due_t, queue);
+
+    if (due->expected && conn->expected) {
         conn->expected--;
 
         if (conn->state == ngx_idempotency_redis_ready) {
@@ -1457,9 +1383,11 @@ io_answer(ngx_idempotency_redis_conn_t *conn,
         }
     }
 
-    if (due.handler) {
-        due.handler(conn, due.data, reply);
+    if (due->handler) {
+        due->handler(conn, due->data, reply);
     }
+
+    ngx_free(due);
 }
 
 

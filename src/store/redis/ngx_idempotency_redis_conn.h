@@ -28,10 +28,10 @@ typedef void (*ngx_idempotency_redis_answer_pt)(
 
 
 typedef struct {
+    ngx_queue_t                      queue;
     ngx_idempotency_redis_answer_pt  handler;
     void                            *data;
-    /* not a call's, which has its own deadline: an answer in time, or the
-       connection is lost */
+    /* in time, or the connection is lost; a call has its own deadline */
     ngx_uint_t                       expected;
 } ngx_idempotency_redis_due_t;
 
@@ -52,13 +52,12 @@ typedef struct {
     ngx_int_t                      (*push)(
                                          ngx_idempotency_redis_conn_t *conn,
                                          ngx_idempotency_redis_reply_t *reply);
-    /* true: an exiting worker may close the connection */
-    ngx_uint_t                     (*idle)(
-                                         ngx_idempotency_redis_conn_t *conn);
     /* NULL, or writes into "out" what waits, at the end of a turn of the event
        loop in which it was posted */
     void                           (*flush)(
                                          ngx_idempotency_redis_conn_t *conn);
+    /* the first deadline of a call has passed */
+    ngx_event_handler_pt             expire;
 } ngx_idempotency_redis_kind_t;
 
 
@@ -88,7 +87,6 @@ struct ngx_idempotency_redis_conn_s {
     ngx_pool_t                      *pool;
     ngx_resolver_ctx_t              *resolving;
     ngx_sockaddr_t                   sockaddr;
-    socklen_t                        socklen;
     ngx_uint_t                       attempts;
 
     ngx_idempotency_resp_t           in;
@@ -96,11 +94,9 @@ struct ngx_idempotency_redis_conn_s {
     ngx_idempotency_resp_buf_t       out;
     ngx_event_t                      flush;
 
-    /* the answers that are due, a ring */
-    ngx_idempotency_redis_due_t     *due;
+    /* the answers that are due */
+    ngx_queue_t                      due;
     ngx_uint_t                       ndue;
-    ngx_uint_t                       first;
-    ngx_uint_t                       size;
 
     /* while connecting, pausing before the next try, or waiting for expected
        answers; an exiting worker does not wait for it */
@@ -131,7 +127,7 @@ struct ngx_idempotency_redis_conn_s {
     u_char                          *marks;
 
     /* the channels that it subscribes to */
-    ngx_queue_t                      channels;
+    ngx_uint_t                       nchannels;
 
     /* calls, see the pipeline */
     ngx_queue_t                      calls;
@@ -203,7 +199,6 @@ struct ngx_idempotency_redis_s {
     ngx_uint_t                         nmarks;
 
     /* all below is a worker's own */
-    ngx_log_t                         *log;
     ngx_queue_t                        nodes;
     ngx_queue_t                        conns;
     /* the only server, or the master; where calls wait for a cluster's map */
@@ -226,12 +221,10 @@ struct ngx_idempotency_redis_s {
 };
 
 
-/* the number of a node's connections */
-
-#define redis_conns(redis)  ((ngx_uint_t) (2 * (redis)->conf.connections))
-
-
 /* conn */
+
+void ngx_idempotency_redis_event(ngx_event_t *ev, ngx_event_handler_pt handler,
+    void *data);
 
 ngx_idempotency_redis_conn_t *ngx_idempotency_redis_conn_create(
     ngx_idempotency_redis_node_t *node, ngx_idempotency_redis_kind_t *kind);
@@ -243,21 +236,24 @@ ngx_idempotency_redis_conn_t *ngx_idempotency_redis_conn_next(
 /* connects, unless it is connected or connecting */
 void ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_error_e error, char *why, ngx_str_t *what);
+    ngx_idempotency_redis_error_e error, const char *format, ...);
 /* the node is back: logged, if the log has it as away */
 void ngx_idempotency_redis_conn_back(ngx_idempotency_redis_conn_t *conn);
+/* no channel and no call needs it: an exiting worker may close it */
+ngx_uint_t ngx_idempotency_redis_conn_idle(
+    ngx_idempotency_redis_conn_t *conn);
 /* an answer has arrived: closes the connection if nothing needs it any more */
 void ngx_idempotency_redis_conn_settle(ngx_idempotency_redis_conn_t *conn);
 /* closes the connection quietly: it is not needed any more, or a new one is */
 void ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_error_e error, char *why);
+    char *why);
 void ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *conn,
     ngx_msec_t pause, char *why);
 
 /* the answer to the command just written into "out" goes to the handler; NULL:
    no one needs it */
 ngx_int_t ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_answer_pt handler, void *data);
+    ngx_idempotency_redis_answer_pt handler, void *data, ngx_uint_t expected);
 /* writes a command that is no call, see ngx_idempotency_resp_say(): its answer
    comes in time, or the connection is lost */
 void ngx_idempotency_redis_conn_ask(ngx_idempotency_redis_conn_t *conn,
@@ -287,7 +283,6 @@ uint64_t ngx_idempotency_redis_node_time(ngx_idempotency_redis_node_t *node);
 
 extern ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline;
 
-void ngx_idempotency_redis_pipeline_init(ngx_idempotency_redis_conn_t *conn);
 void ngx_idempotency_redis_pipeline_call(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
 /* asks for all marks; "anew": even for those already known */
@@ -315,16 +310,10 @@ ngx_idempotency_redis_node_t *ngx_idempotency_redis_moved(
 ngx_idempotency_redis_conn_t *ngx_idempotency_redis_node_conn(
     ngx_idempotency_redis_node_t *node, ngx_uint_t n, ngx_uint_t durable);
 
-/* sends a call to the node where it belongs now */
-void ngx_idempotency_redis_route(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_redis_call_t *call);
-
 /* replicas have acknowledged what was sent at that time, or have not */
 void ngx_idempotency_redis_acked(ngx_idempotency_redis_node_t *node);
 void ngx_idempotency_redis_unacked(ngx_idempotency_redis_node_t *node,
     ngx_msec_t sent);
-/* replicas have acknowledged nothing for a second */
-ngx_uint_t ngx_idempotency_redis_missing(ngx_idempotency_redis_node_t *node);
 
 
 #endif /* _NGX_IDEMPOTENCY_REDIS_CONN_H_INCLUDED_ */

@@ -25,6 +25,10 @@
 #define PIPELINE_PAUSE_MIN  5
 #define PIPELINE_PAUSE_MAX  250
 #define PIPELINE_TRIES      16
+/* how long replicas may be silent; and how often one claim is tried then, as
+   not all servers report on their replicas */
+#define PIPELINE_SILENCE    1000
+#define PIPELINE_TRY        5000
 
 
 /* the states of a mark, for each connection */
@@ -75,7 +79,6 @@ static void pipeline_give(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, ngx_str_t *why, ngx_uint_t maybe);
 static void pipeline_ready(ngx_idempotency_redis_conn_t *conn);
 static void pipeline_lost(ngx_idempotency_redis_conn_t *conn);
-static ngx_uint_t pipeline_idle(ngx_idempotency_redis_conn_t *conn);
 static void mark_doubt(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_mark_t *mark);
 static void mark_ask(ngx_idempotency_redis_conn_t *conn,
@@ -102,30 +105,9 @@ ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline = {
     pipeline_ready,
     pipeline_lost,
     NULL,
-    pipeline_idle,
-    pipeline_flush
+    pipeline_flush,
+    pipeline_expire
 };
-
-
-void
-ngx_idempotency_redis_pipeline_init(ngx_idempotency_redis_conn_t *conn)
-{
-    ngx_log_t  *log;
-
-    log = conn->redis->log;
-
-    /* a worker whose exit waits for a call has to wait for its deadline: the
-       timer is not cancelable */
-
-    conn->expire.data = conn;
-    conn->expire.log = log;
-    conn->expire.handler = pipeline_expire;
-
-    conn->pause.data = conn;
-    conn->pause.log = log;
-    conn->pause.handler = conn->flush.handler;
-    conn->pause.cancelable = 1;
-}
 
 
 void
@@ -133,10 +115,6 @@ ngx_idempotency_redis_pipeline_call(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call)
 {
     ngx_queue_insert_tail(&conn->calls, &call->queue);
-
-    if (conn->c) {
-        conn->c->idle = 0;
-    }
 
     pipeline_arm(conn, call->deadline);
 
@@ -200,14 +178,17 @@ static ngx_uint_t
 pipeline_refuses(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call)
 {
-    ngx_uint_t  ready;
+    ngx_uint_t                     ready;
+    ngx_idempotency_redis_node_t  *node;
 
     static ngx_str_t  unsent = ngx_string("it was not sent in time");
 
+    node = conn->node;
     ready = (conn->state == ngx_idempotency_redis_ready);
 
-    if (call->fresh && conn->durable
-        && ngx_idempotency_redis_missing(conn->node))
+    if (call->fresh && conn->durable && node->missing
+        && ngx_current_msec - node->missed >= PIPELINE_SILENCE
+        && ngx_current_msec - node->tried < PIPELINE_TRY)
     {
         call->error = NGX_IDEMPOTENCY_REDIS_UNACKED;
         call->why = pipeline_few;
@@ -285,8 +266,7 @@ pipeline_write(ngx_idempotency_redis_conn_t *conn,
     /* if ASKING fails, the call fails, too */
 
     if (call->asking) {
-        ngx_idempotency_resp_say(out, "ASKING");
-        (void) ngx_idempotency_redis_conn_due(conn, NULL, NULL);
+        ngx_idempotency_redis_conn_ask(conn, NULL, NULL, "ASKING");
     }
 
     ngx_idempotency_resp_command(out, 3 + (call->key.len != 0) + call->nargs
@@ -333,12 +313,12 @@ pipeline_write(ngx_idempotency_redis_conn_t *conn,
 
     /* without memory the connection is lost, and the call with it */
 
-    if (ngx_idempotency_redis_conn_due(conn, pipeline_answer, call) != NGX_OK) {
-        return;
+    if (ngx_idempotency_redis_conn_due(conn, pipeline_answer, call, 0)
+        == NGX_OK)
+    {
+        ngx_queue_remove(&call->queue);
+        ngx_queue_insert_tail(&conn->sent, &call->queue);
     }
-
-    ngx_queue_remove(&call->queue);
-    ngx_queue_insert_tail(&conn->sent, &call->queue);
 }
 
 
@@ -376,7 +356,7 @@ pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     call->reply = ngx_idempotency_resp_copy(&conn->in);
 
     if (call->reply == NULL) {
-        pipeline_give(conn, call, NULL, NGX_IDEMPOTENCY_REDIS_CLOSED, &nomem,
+        pipeline_give(conn, call, NULL, NGX_IDEMPOTENCY_REDIS_CONNECT, &nomem,
                       1);
         return;
     }
@@ -572,16 +552,15 @@ pipeline_ask_acks(ngx_idempotency_redis_conn_t *conn, ngx_msec_t left)
     conn->asked_at = ngx_current_msec;
 
     if (conf->replicas) {
-        ngx_idempotency_resp_say(&conn->out, "WAIT %i %i", conf->replicas,
-                                 msec);
         conn->asked++;
-        (void) ngx_idempotency_redis_conn_due(conn, pipeline_acks, NULL);
+        ngx_idempotency_redis_conn_ask(conn, pipeline_acks, NULL, "WAIT %i %i",
+                                       conf->replicas, msec);
     }
 
     if (conf->fsync) {
-        ngx_idempotency_resp_say(&conn->out, "WAITAOF 1 0 %i", msec);
         conn->asked++;
-        (void) ngx_idempotency_redis_conn_due(conn, pipeline_acks, conf);
+        ngx_idempotency_redis_conn_ask(conn, pipeline_acks, conf,
+                                       "WAITAOF 1 0 %i", msec);
     }
 }
 
@@ -680,7 +659,7 @@ pipeline_expire(ngx_event_t *ev)
         }
 
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_TIMEOUT,
-                                        "no answer in time", NULL);
+                                        "no answer in time");
 
         left = NGX_MAX_INT_T_VALUE;
     }
@@ -747,9 +726,7 @@ pipeline_arm(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
 static void
 pipeline_disarm(ngx_idempotency_redis_conn_t *conn)
 {
-    if (conn->expire.timer_set && ngx_queue_empty(&conn->calls)
-        && ngx_queue_empty(&conn->sent) && ngx_queue_empty(&conn->waiting))
-    {
+    if (conn->expire.timer_set && ngx_idempotency_redis_conn_idle(conn)) {
         ngx_del_timer(&conn->expire);
     }
 }
@@ -827,14 +804,6 @@ pipeline_lost(ngx_idempotency_redis_conn_t *conn)
 }
 
 
-static ngx_uint_t
-pipeline_idle(ngx_idempotency_redis_conn_t *conn)
-{
-    return ngx_queue_empty(&conn->calls) && ngx_queue_empty(&conn->sent)
-           && ngx_queue_empty(&conn->waiting);
-}
-
-
 void
 ngx_idempotency_redis_pipeline_leave(ngx_idempotency_redis_conn_t *conn)
 {
@@ -851,7 +820,7 @@ ngx_idempotency_redis_pipeline_leave(ngx_idempotency_redis_conn_t *conn)
 
     while ((call = pipeline_first(&calls)) != NULL) {
         ngx_queue_remove(&call->queue);
-        ngx_idempotency_redis_route(conn->redis, call);
+        ngx_idempotency_redis_call(conn->redis, call->n, call);
     }
 
     pipeline_disarm(conn);

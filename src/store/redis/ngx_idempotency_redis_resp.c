@@ -168,13 +168,6 @@ ngx_idempotency_resp_buf_free(ngx_idempotency_resp_buf_t *buf)
 }
 
 
-void
-ngx_idempotency_resp_read(ngx_idempotency_resp_t *resp, size_t n)
-{
-    resp->in.len += n;
-}
-
-
 ngx_int_t
 ngx_idempotency_resp_next(ngx_idempotency_resp_t *resp,
     ngx_idempotency_redis_reply_t **reply)
@@ -521,18 +514,6 @@ ngx_idempotency_resp_number(ngx_idempotency_resp_buf_t *out, uint64_t number)
 
 void
 ngx_idempotency_resp_say(ngx_idempotency_resp_buf_t *out, const char *format,
-    ...)
-{
-    va_list  args;
-
-    va_start(args, format);
-    ngx_idempotency_resp_vsay(out, format, args);
-    va_end(args);
-}
-
-
-void
-ngx_idempotency_resp_vsay(ngx_idempotency_resp_buf_t *out, const char *format,
     va_list args)
 {
     size_t       len;

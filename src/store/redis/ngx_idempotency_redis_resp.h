@@ -62,13 +62,10 @@ typedef struct {
 } ngx_idempotency_resp_t;
 
 
-/* room for at least one byte, and its size; NULL: no memory */
+/* room for at least one byte, and its size; NULL: no memory.  Bytes that were
+   put there count when "in.len" counts them. */
 
 u_char *ngx_idempotency_resp_room(ngx_idempotency_resp_t *resp, size_t *size);
-
-/* so many bytes were put there */
-
-void ngx_idempotency_resp_read(ngx_idempotency_resp_t *resp, size_t n);
 
 /*
  * NGX_OK: a reply, valid until the next call of one of these functions;
@@ -100,10 +97,7 @@ void ngx_idempotency_resp_number(ngx_idempotency_resp_buf_t *out,
    next argument, "%i" a number that is not negative. */
 
 void ngx_idempotency_resp_say(ngx_idempotency_resp_buf_t *out,
-    const char *format, ...);
-void ngx_idempotency_resp_vsay(ngx_idempotency_resp_buf_t *out,
     const char *format, va_list args);
-
 
 
 #define ngx_idempotency_resp_str(out, str)                                    \
