@@ -23,37 +23,35 @@ typedef struct {
 
 
 static ngx_idempotency_redis_reply_t  values[NODES_MOST];
-static ngx_idempotency_redis_node_t  *slots[NGX_IDEMPOTENCY_REDIS_SLOTS];
-static ngx_idempotency_redis_conn_t   conn;
+static redis_node_t                  *slots[NGX_IDEMPOTENCY_REDIS_SLOTS];
+static redis_conn_t                   conn;
 static ngx_idempotency_redis_t        redis;
 
 
 /* connections are there, and nothing comes of them */
 
-ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline;
+redis_kind_t  ngx_idempotency_redis_pipeline;
 
 volatile ngx_msec_t  ngx_current_msec;
 ngx_uint_t           ngx_worker;
 
 
-ngx_idempotency_redis_conn_t *
-ngx_idempotency_redis_conn_create(ngx_idempotency_redis_node_t *node,
-    ngx_idempotency_redis_kind_t *kind)
+redis_conn_t *
+ngx_idempotency_redis_conn_create(redis_node_t *node, redis_kind_t *kind)
 {
     return &conn;
 }
 
 
-ngx_idempotency_redis_conn_t *
-ngx_idempotency_redis_conn_next(ngx_idempotency_redis_t *r,
-    ngx_idempotency_redis_conn_t *c)
+redis_conn_t *
+ngx_idempotency_redis_conn_next(ngx_idempotency_redis_t *r, redis_conn_t *c)
 {
     return NULL;
 }
 
 
 void
-ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *c,
+ngx_idempotency_redis_conn_lose(redis_conn_t *c,
     ngx_idempotency_redis_error_e error, const char *format, ...)
 {
     u_char   text[256];
@@ -66,15 +64,15 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *c,
 
 
 void
-ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *c, char *why)
+ngx_idempotency_redis_conn_stop(redis_conn_t *c, char *why)
 {
     /* void */
 }
 
 
 void
-ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *c,
-    ngx_msec_t pause, char *why)
+ngx_idempotency_redis_conn_restart(redis_conn_t *c, ngx_msec_t pause,
+    char *why)
 {
     /* void */
 }
@@ -83,7 +81,7 @@ ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *c,
 #define nothing_comes(name)                                                   \
                                                                               \
 void                                                                          \
-name(ngx_idempotency_redis_conn_t *c)                                         \
+name(redis_conn_t *c)                                                         \
 {                                                                             \
     /* void */                                                                \
 }
@@ -196,8 +194,8 @@ ranges(ngx_idempotency_redis_reply_t *reply)
 static void
 servers(ngx_uint_t cluster)
 {
-    ngx_uint_t                     i;
-    ngx_idempotency_redis_node_t  *node, *other;
+    ngx_uint_t     i;
+    redis_node_t  *node, *other;
 
     node = NULL;
 
@@ -225,12 +223,12 @@ servers(ngx_uint_t cluster)
 static void
 end(void)
 {
-    ngx_queue_t                   *q;
-    ngx_idempotency_redis_node_t  *node;
+    ngx_queue_t   *q;
+    redis_node_t  *node;
 
     while (!ngx_queue_empty(&redis.nodes)) {
         q = ngx_queue_head(&redis.nodes);
-        node = ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+        node = ngx_queue_data(q, redis_node_t, queue);
 
         ngx_queue_remove(q);
         free(node->named);

@@ -66,70 +66,67 @@ typedef struct {
     void                            *data;
     ngx_msec_t                       wanted;
 
-    ngx_idempotency_redis_conn_t    *conn;
+    redis_conn_t  *conn;
     /* the generation of the connection in which it was subscribed */
     ngx_uint_t                       subscribed;
 } pubsub_channel_t;
 
 
 static void redis_connect(ngx_idempotency_redis_t *redis);
-static void redis_wait_events(ngx_idempotency_redis_conn_t *conn,
-    struct pollfd *fd);
+static void redis_wait_events(redis_conn_t *conn, struct pollfd *fd);
 static void redis_look_handler(ngx_event_t *ev);
-static void redis_look(ngx_idempotency_redis_node_t *node);
-static void redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
+static void redis_look(redis_node_t *node);
+static void redis_looked(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static void redis_tick(ngx_event_t *ev);
-static ngx_idempotency_redis_node_t *node_next(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_redis_node_t *node);
-static ngx_idempotency_redis_node_t *node_create(
-    ngx_idempotency_redis_t *redis);
-static ngx_idempotency_redis_node_t *node_configured(
-    ngx_idempotency_redis_t *redis, ngx_uint_t n);
-static ngx_idempotency_redis_node_t *node_found(ngx_idempotency_redis_t *redis,
+static redis_node_t *node_next(ngx_idempotency_redis_t *redis,
+    redis_node_t *node);
+static redis_node_t *node_create(ngx_idempotency_redis_t *redis);
+static redis_node_t *node_configured(ngx_idempotency_redis_t *redis,
+    ngx_uint_t n);
+static redis_node_t *node_found(ngx_idempotency_redis_t *redis,
     ngx_str_t *host, ngx_int_t port);
-static ngx_uint_t node_is(ngx_idempotency_redis_node_t *node, ngx_str_t *host,
+static ngx_uint_t node_is(redis_node_t *node, ngx_str_t *host,
     ngx_uint_t port);
-static uint64_t node_id(ngx_idempotency_redis_node_t *node);
-static ngx_uint_t node_unused(ngx_idempotency_redis_node_t *node);
-static ngx_int_t node_move(ngx_idempotency_redis_node_t *node, ngx_str_t *host,
+static uint64_t node_id(redis_node_t *node);
+static ngx_uint_t node_unused(redis_node_t *node);
+static ngx_int_t node_move(redis_node_t *node, ngx_str_t *host,
     in_port_t port);
-static ngx_int_t node_set_address(ngx_idempotency_redis_node_t *node,
-    ngx_str_t *text);
+static ngx_int_t node_set_address(redis_node_t *node, ngx_str_t *text);
 static ngx_int_t discovery_start(ngx_idempotency_redis_t *redis);
 static void discovery_next(ngx_idempotency_redis_t *redis);
-static void discovery_lost(ngx_idempotency_redis_conn_t *conn);
-static void discovery_ready(ngx_idempotency_redis_conn_t *conn);
-static void discovery_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+static void discovery_lost(redis_conn_t *conn);
+static void discovery_ready(redis_conn_t *conn);
+static void discovery_answer(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static ngx_int_t sentinel_push(ngx_idempotency_redis_conn_t *conn,
+static ngx_int_t sentinel_push(redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
 static void sentinel_master(ngx_idempotency_redis_t *redis, ngx_str_t *host,
     ngx_str_t *port);
-static void cluster_map(ngx_idempotency_redis_conn_t *conn,
+static void cluster_map(redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
-static void cluster_range(ngx_idempotency_redis_conn_t *conn,
+static void cluster_range(redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *range);
-static void cluster_address(ngx_idempotency_redis_node_t *node,
+static void cluster_address(redis_node_t *node,
     ngx_idempotency_redis_reply_t *more);
-static void cluster_mapped(ngx_idempotency_redis_conn_t *discovery);
+static void cluster_mapped(redis_conn_t *discovery);
 static pubsub_channel_t *pubsub_channel(ngx_idempotency_redis_t *redis,
     ngx_str_t *name);
 static void pubsub_place(ngx_idempotency_redis_t *redis,
     pubsub_channel_t *channel);
 static void pubsub_leave(pubsub_channel_t *channel);
-static void pubsub_send(ngx_idempotency_redis_conn_t *conn,
-    pubsub_channel_t *channel, ngx_uint_t subscribe);
+static void pubsub_send(redis_conn_t *conn, pubsub_channel_t *channel,
+    ngx_uint_t subscribe);
 static void pubsub_unwatch(ngx_event_t *ev);
-static ngx_int_t pubsub_push(ngx_idempotency_redis_conn_t *conn,
+static ngx_int_t pubsub_push(redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
-static void pubsub_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+static void pubsub_answer(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static void pubsub_ready(ngx_idempotency_redis_conn_t *conn);
-static void pubsub_lost(ngx_idempotency_redis_conn_t *conn);
+static void pubsub_ready(redis_conn_t *conn);
+static void pubsub_lost(redis_conn_t *conn);
 
 
-static ngx_idempotency_redis_kind_t  discovery_kind = {
+static redis_kind_t  discovery_kind = {
     1,
     discovery_ready,
     discovery_lost,
@@ -139,7 +136,7 @@ static ngx_idempotency_redis_kind_t  discovery_kind = {
 };
 
 
-static ngx_idempotency_redis_kind_t  pubsub_kind = {
+static redis_kind_t  pubsub_kind = {
     0,
     pubsub_ready,
     pubsub_lost,
@@ -168,8 +165,8 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     ngx_cycle_t *cycle)
 {
     ngx_uint_t                     i, n;
+    redis_conn_t                  *conn;
     ngx_idempotency_redis_conf_t  *conf;
-    ngx_idempotency_redis_conn_t  *conn;
 
     if (redis->started) {
         return NGX_OK;
@@ -228,7 +225,7 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
 void
 ngx_idempotency_redis_exit_process(ngx_idempotency_redis_t *redis)
 {
-    ngx_idempotency_redis_conn_t  *conn;
+    redis_conn_t  *conn;
 
     if (!redis->started) {
         return;
@@ -252,9 +249,9 @@ void
 ngx_idempotency_redis_wait(ngx_idempotency_redis_t *redis, ngx_msec_t time,
     ngx_uint_t first)
 {
-    ngx_uint_t                     i, nfds;
-    struct pollfd                  fds[REDIS_POLL];
-    ngx_idempotency_redis_conn_t  *conn, *conns[REDIS_POLL];
+    ngx_uint_t      i, nfds;
+    redis_conn_t   *conn, *conns[REDIS_POLL];
+    struct pollfd   fds[REDIS_POLL];
 
     if (first) {
         redis_connect(redis);
@@ -295,14 +292,14 @@ ngx_idempotency_redis_wait(ngx_idempotency_redis_t *redis, ngx_msec_t time,
 static void
 redis_connect(ngx_idempotency_redis_t *redis)
 {
-    ngx_idempotency_redis_conn_t  *conn;
+    redis_conn_t  *conn;
 
     conn = NULL;
 
     while ((conn = ngx_idempotency_redis_conn_next(redis, conn)) != NULL) {
 
         if (conn->kind != &ngx_idempotency_redis_pipeline
-            || conn->state != ngx_idempotency_redis_closed)
+            || conn->state != redis_closed)
         {
             continue;
         }
@@ -320,7 +317,7 @@ redis_connect(ngx_idempotency_redis_t *redis)
 /* the connection may have been lost meanwhile, also by what another one read */
 
 static void
-redis_wait_events(ngx_idempotency_redis_conn_t *conn, struct pollfd *fd)
+redis_wait_events(redis_conn_t *conn, struct pollfd *fd)
 {
     ngx_event_t  *ev;
 
@@ -347,8 +344,8 @@ void
 ngx_idempotency_redis_call(ngx_idempotency_redis_t *redis, ngx_uint_t n,
     ngx_idempotency_redis_call_t *call)
 {
-    ngx_idempotency_redis_conn_t  *conn;
-    ngx_idempotency_redis_node_t  *node;
+    redis_conn_t  *conn;
+    redis_node_t  *node;
 
     call->n = n;
     call->tries = 0;
@@ -384,10 +381,10 @@ ngx_idempotency_redis_call(ngx_idempotency_redis_t *redis, ngx_uint_t n,
 }
 
 
-ngx_idempotency_redis_node_t *
+redis_node_t *
 ngx_idempotency_redis_node_of(ngx_idempotency_redis_t *redis, ngx_str_t *key)
 {
-    ngx_idempotency_redis_node_t  *node;
+    redis_node_t  *node;
 
     node = redis->slots ? redis->slots[ngx_idempotency_redis_slot(key)] : NULL;
 
@@ -432,9 +429,9 @@ ngx_int_t
 ngx_idempotency_redis_master(ngx_idempotency_redis_t *redis, uint64_t *master,
     uint64_t *all)
 {
-    uint64_t                       id, next;
-    ngx_uint_t                     i;
-    ngx_idempotency_redis_node_t  *node;
+    uint64_t       id, next;
+    ngx_uint_t     i;
+    redis_node_t  *node;
 
     if (*master == 0 && redis->slots) {
         /* the map may have changed: asks for it; the end of the list sees the
@@ -478,8 +475,8 @@ ngx_idempotency_redis_master(ngx_idempotency_redis_t *redis, uint64_t *master,
 uint64_t
 ngx_idempotency_redis_time(ngx_idempotency_redis_t *redis)
 {
-    uint64_t                       now;
-    ngx_idempotency_redis_node_t  *node;
+    uint64_t       now;
+    redis_node_t  *node;
 
     node = NULL;
 
@@ -498,8 +495,8 @@ ngx_idempotency_redis_time(ngx_idempotency_redis_t *redis)
 ngx_uint_t
 ngx_idempotency_redis_up(ngx_idempotency_redis_t *redis)
 {
-    ngx_uint_t                     known;
-    ngx_idempotency_redis_conn_t  *conn;
+    ngx_uint_t     known;
+    redis_conn_t  *conn;
 
     known = 0;
     conn = NULL;
@@ -528,8 +525,8 @@ ngx_idempotency_redis_up(ngx_idempotency_redis_t *redis)
 ngx_uint_t
 ngx_idempotency_redis_well(ngx_idempotency_redis_t *redis)
 {
-    ngx_uint_t                     well;
-    ngx_idempotency_redis_node_t  *node;
+    ngx_uint_t     well;
+    redis_node_t  *node;
 
     well = 1;
     node = NULL;
@@ -542,7 +539,7 @@ ngx_idempotency_redis_well(ngx_idempotency_redis_t *redis)
         redis_look(node);
 
         if (node->conns[0] == NULL || node->well == 0
-            || node->conns[0]->state != ngx_idempotency_redis_ready
+            || node->conns[0]->state != redis_ready
             || ngx_current_msec - node->well >= REDIS_WELL)
         {
             well = 0;
@@ -554,7 +551,7 @@ ngx_idempotency_redis_well(ngx_idempotency_redis_t *redis)
 
 
 void
-ngx_idempotency_redis_acked(ngx_idempotency_redis_node_t *node)
+ngx_idempotency_redis_acked(redis_node_t *node)
 {
     node->well = ngx_current_msec;
     node->missing = 0;
@@ -563,8 +560,7 @@ ngx_idempotency_redis_acked(ngx_idempotency_redis_node_t *node)
 
 
 void
-ngx_idempotency_redis_unacked(ngx_idempotency_redis_node_t *node,
-    ngx_msec_t sent)
+ngx_idempotency_redis_unacked(redis_node_t *node, ngx_msec_t sent)
 {
     node->well = 0;
     node->tried = ngx_current_msec;
@@ -586,8 +582,8 @@ ngx_idempotency_redis_unacked(ngx_idempotency_redis_node_t *node,
 static void
 redis_look_handler(ngx_event_t *ev)
 {
-    ngx_idempotency_redis_t       *redis;
-    ngx_idempotency_redis_node_t  *node;
+    redis_node_t             *node;
+    ngx_idempotency_redis_t  *redis;
 
     redis = ev->data;
     node = NULL;
@@ -609,14 +605,14 @@ redis_look_handler(ngx_event_t *ev)
 /* over the first connection, which does not wait for replicas */
 
 static void
-redis_look(ngx_idempotency_redis_node_t *node)
+redis_look(redis_node_t *node)
 {
-    ngx_idempotency_redis_conn_t  *conn;
+    redis_conn_t  *conn;
 
     conn = node->conns[0];
 
     if (conn == NULL || conn->retire
-        || conn->state != ngx_idempotency_redis_ready
+        || conn->state != redis_ready
         || ngx_current_msec - node->looked < REDIS_LOOK)
     {
         return;
@@ -635,10 +631,10 @@ redis_look(ngx_idempotency_redis_node_t *node)
  */
 
 static void
-redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
+redis_looked(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
-    ngx_idempotency_redis_node_t  *node = data;
+    redis_node_t  *node = data;
 
     int64_t                         offset;
     ngx_int_t                       n;
@@ -686,9 +682,9 @@ redis_looked(ngx_idempotency_redis_conn_t *conn, void *data,
 static void
 redis_tick(ngx_event_t *ev)
 {
-    ngx_uint_t                     info;
-    ngx_idempotency_redis_t       *redis;
-    ngx_idempotency_redis_conn_t  *conn;
+    ngx_uint_t                info;
+    redis_conn_t             *conn;
+    ngx_idempotency_redis_t  *redis;
 
     redis = ev->data;
 
@@ -704,7 +700,7 @@ redis_tick(ngx_event_t *ev)
 
         /* after durable calls the question would have to wait */
 
-        if (conn->state != ngx_idempotency_redis_ready || conn->expected) {
+        if (conn->state != redis_ready || conn->expected) {
             continue;
         }
 
@@ -732,21 +728,21 @@ redis_tick(ngx_event_t *ev)
 }
 
 
-static ngx_idempotency_redis_node_t *
+static redis_node_t *
 node_create(ngx_idempotency_redis_t *redis)
 {
-    ngx_idempotency_redis_node_t  *node;
+    redis_node_t  *node;
 
-    node = ngx_calloc(sizeof(ngx_idempotency_redis_node_t)
+    node = ngx_calloc(sizeof(redis_node_t)
                       + 2 * redis->conf.connections
-                        * sizeof(ngx_idempotency_redis_conn_t *),
+                        * sizeof(redis_conn_t *),
                       ngx_cycle->log);
     if (node == NULL) {
         return NULL;
     }
 
     node->redis = redis;
-    node->conns = (ngx_idempotency_redis_conn_t **) (node + 1);
+    node->conns = (redis_conn_t **) (node + 1);
 
     ngx_queue_insert_tail(&redis->nodes, &node->queue);
 
@@ -754,11 +750,11 @@ node_create(ngx_idempotency_redis_t *redis)
 }
 
 
-static ngx_idempotency_redis_node_t *
+static redis_node_t *
 node_configured(ngx_idempotency_redis_t *redis, ngx_uint_t n)
 {
-    ngx_url_t                     *url;
-    ngx_idempotency_redis_node_t  *node;
+    ngx_url_t     *url;
+    redis_node_t  *node;
 
     node = node_create(redis);
     if (node == NULL) {
@@ -783,10 +779,10 @@ node_configured(ngx_idempotency_redis_t *redis, ngx_uint_t n)
 
 /* finds or makes a node of a cluster; NULL: no memory, or this is no server */
 
-static ngx_idempotency_redis_node_t *
+static redis_node_t *
 node_found(ngx_idempotency_redis_t *redis, ngx_str_t *host, ngx_int_t port)
 {
-    ngx_idempotency_redis_node_t  *node, *unused;
+    redis_node_t  *node, *unused;
 
     if (host->len == 0 || port < 1 || port > 65535) {
         return NULL;
@@ -812,7 +808,7 @@ node_found(ngx_idempotency_redis_t *redis, ngx_str_t *host, ngx_int_t port)
 
 
 static ngx_uint_t
-node_is(ngx_idempotency_redis_node_t *node, ngx_str_t *host, ngx_uint_t port)
+node_is(redis_node_t *node, ngx_str_t *host, ngx_uint_t port)
 {
     return node->port == port
            && ngx_memn2cmp(node->host.data, host->data, node->host.len,
@@ -824,7 +820,7 @@ node_is(ngx_idempotency_redis_node_t *node, ngx_str_t *host, ngx_uint_t port)
 /* the same in each worker, and not 0 */
 
 static uint64_t
-node_id(ngx_idempotency_redis_node_t *node)
+node_id(redis_node_t *node)
 {
     return (uint64_t) ngx_crc32_long(node->name.data, node->name.len) + 1;
 }
@@ -833,10 +829,10 @@ node_id(ngx_idempotency_redis_node_t *node)
 /* the node has no slots any more, and no call waits there for an answer */
 
 static ngx_uint_t
-node_unused(ngx_idempotency_redis_node_t *node)
+node_unused(redis_node_t *node)
 {
-    ngx_idempotency_redis_t       *redis;
-    ngx_idempotency_redis_conn_t  *conn;
+    redis_conn_t             *conn;
+    ngx_idempotency_redis_t  *redis;
 
     redis = node->redis;
 
@@ -861,10 +857,10 @@ node_unused(ngx_idempotency_redis_node_t *node)
 /* from now on the node is this server */
 
 static ngx_int_t
-node_move(ngx_idempotency_redis_node_t *node, ngx_str_t *host, in_port_t port)
+node_move(redis_node_t *node, ngx_str_t *host, in_port_t port)
 {
-    u_char                        *p;
-    ngx_idempotency_redis_conn_t  *conn;
+    u_char        *p;
+    redis_conn_t  *conn;
 
     p = ngx_alloc(2 * host->len + sizeof("[]:65535"), ngx_cycle->log);
     if (p == NULL) {
@@ -920,7 +916,7 @@ node_move(ngx_idempotency_redis_node_t *node, ngx_str_t *host, in_port_t port)
 /* if the text is an address; parsing one takes a pool */
 
 static ngx_int_t
-node_set_address(ngx_idempotency_redis_node_t *node, ngx_str_t *text)
+node_set_address(redis_node_t *node, ngx_str_t *text)
 {
     ngx_addr_t   addr;
     ngx_pool_t  *pool;
@@ -948,24 +944,24 @@ node_set_address(ngx_idempotency_redis_node_t *node, ngx_str_t *text)
 
 /* the next node; NULL: the first one */
 
-static ngx_idempotency_redis_node_t *
-node_next(ngx_idempotency_redis_t *redis, ngx_idempotency_redis_node_t *node)
+static redis_node_t *
+node_next(ngx_idempotency_redis_t *redis, redis_node_t *node)
 {
     ngx_queue_t  *q;
 
     q = node ? ngx_queue_next(&node->queue) : ngx_queue_head(&redis->nodes);
 
     return (q == ngx_queue_sentinel(&redis->nodes))
-           ? NULL : ngx_queue_data(q, ngx_idempotency_redis_node_t, queue);
+           ? NULL : ngx_queue_data(q, redis_node_t, queue);
 }
 
 
-ngx_idempotency_redis_conn_t *
-ngx_idempotency_redis_node_conn(ngx_idempotency_redis_node_t *node,
-    ngx_uint_t n, ngx_uint_t durable)
+redis_conn_t *
+ngx_idempotency_redis_node_conn(redis_node_t *node, ngx_uint_t n,
+    ngx_uint_t durable)
 {
     ngx_uint_t                     i;
-    ngx_idempotency_redis_conn_t  *conn;
+    redis_conn_t                  *conn;
     ngx_idempotency_redis_conf_t  *conf;
 
     conf = &node->redis->conf;
@@ -998,8 +994,8 @@ ngx_idempotency_redis_node_conn(ngx_idempotency_redis_node_t *node,
 void
 ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis, ngx_uint_t news)
 {
-    ngx_msec_t                     passed, pause;
-    ngx_idempotency_redis_conn_t  *conn;
+    ngx_msec_t     passed, pause;
+    redis_conn_t  *conn;
 
     conn = redis->discovery;
 
@@ -1010,9 +1006,7 @@ ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis, ngx_uint_t news)
     passed = ngx_current_msec - conn->begun;
     pause = (passed < REDIS_PAUSE) ? REDIS_PAUSE - passed : 1;
 
-    if (conn->timer.timer_set
-        && conn->state == ngx_idempotency_redis_closed)
-    {
+    if (conn->timer.timer_set && conn->state == redis_closed) {
         if (news && (ngx_msec_int_t) (conn->timer.timer.key - ngx_current_msec)
                     > (ngx_msec_int_t) pause)
         {
@@ -1025,8 +1019,8 @@ ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis, ngx_uint_t news)
 
     /* it is connecting, or was asked: it will answer soon, or be lost */
 
-    if (conn->state != ngx_idempotency_redis_closed
-        && (conn->state != ngx_idempotency_redis_ready || conn->expected))
+    if (conn->state != redis_closed
+        && (conn->state != redis_ready || conn->expected))
     {
         return;
     }
@@ -1053,7 +1047,7 @@ discovery_start(ngx_idempotency_redis_t *redis)
         ngx_str_set(&redis->home->name, "the cluster");
 
         redis->slots = ngx_calloc(NGX_IDEMPOTENCY_REDIS_SLOTS
-                                  * sizeof(ngx_idempotency_redis_node_t *),
+                                  * sizeof(redis_node_t *),
                                   ngx_cycle->log);
         if (redis->slots == NULL) {
             return NGX_ERROR;
@@ -1081,7 +1075,7 @@ discovery_start(ngx_idempotency_redis_t *redis)
 static void
 discovery_next(ngx_idempotency_redis_t *redis)
 {
-    ngx_idempotency_redis_node_t  *node;
+    redis_node_t  *node;
 
     node = redis->discovery->node;
 
@@ -1099,14 +1093,14 @@ discovery_next(ngx_idempotency_redis_t *redis)
 
 
 static void
-discovery_lost(ngx_idempotency_redis_conn_t *conn)
+discovery_lost(redis_conn_t *conn)
 {
     discovery_next(conn->redis);
 }
 
 
 static void
-discovery_ready(ngx_idempotency_redis_conn_t *conn)
+discovery_ready(redis_conn_t *conn)
 {
     if (conn->redis->slots) {
         ngx_idempotency_redis_conn_ask(conn, discovery_answer, NULL,
@@ -1123,7 +1117,7 @@ discovery_ready(ngx_idempotency_redis_conn_t *conn)
 
 
 static void
-discovery_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+discovery_answer(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
     ngx_idempotency_redis_t  *redis;
@@ -1160,8 +1154,7 @@ discovery_answer(ngx_idempotency_redis_conn_t *conn, void *data,
 /* "NAME OLD-HOST OLD-PORT NEW-HOST NEW-PORT" */
 
 static ngx_int_t
-sentinel_push(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *reply)
+sentinel_push(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
 {
     u_char      *p, *last;
     ngx_str_t    words[5], *name;
@@ -1203,8 +1196,8 @@ static void
 sentinel_master(ngx_idempotency_redis_t *redis, ngx_str_t *host,
     ngx_str_t *port)
 {
-    ngx_int_t                      n;
-    ngx_idempotency_redis_node_t  *node;
+    ngx_int_t      n;
+    redis_node_t  *node;
 
     node = redis->home;
     n = ngx_atoi(port->data, port->len);
@@ -1224,14 +1217,14 @@ sentinel_master(ngx_idempotency_redis_t *redis, ngx_str_t *host,
 /* "MOVED 3999 127.0.0.1:6381"; without an address it is the server that we
    asked, and the map will tell */
 
-ngx_idempotency_redis_node_t *
+redis_node_t *
 ngx_idempotency_redis_moved(ngx_idempotency_redis_t *redis, ngx_str_t *text,
     ngx_uint_t ask)
 {
-    u_char                        *p, *last, *colon;
-    ngx_int_t                      slot, port;
-    ngx_str_t                      host;
-    ngx_idempotency_redis_node_t  *node;
+    u_char        *p, *last, *colon;
+    ngx_int_t      slot, port;
+    ngx_str_t      host;
+    redis_node_t  *node;
 
     if (!ask) {
         ngx_idempotency_redis_doubt(redis, 1);
@@ -1270,8 +1263,7 @@ ngx_idempotency_redis_moved(ngx_idempotency_redis_t *redis, ngx_str_t *text,
 
 
 static void
-cluster_map(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *reply)
+cluster_map(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
 {
     ngx_uint_t                i;
     ngx_idempotency_redis_t  *redis;
@@ -1279,7 +1271,7 @@ cluster_map(ngx_idempotency_redis_conn_t *conn,
     redis = conn->redis;
 
     ngx_memzero(redis->slots, NGX_IDEMPOTENCY_REDIS_SLOTS
-                              * sizeof(ngx_idempotency_redis_node_t *));
+                              * sizeof(redis_node_t *));
 
     redis->maps++;
 
@@ -1296,13 +1288,12 @@ cluster_map(ngx_idempotency_redis_conn_t *conn,
 /* a range of slots: first, last, its master, and replicas */
 
 static void
-cluster_range(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *range)
+cluster_range(redis_conn_t *conn, ngx_idempotency_redis_reply_t *range)
 {
-    int64_t                         i, first, last, port;
     u_char                          text[NGX_SOCKADDR_STRLEN];
+    int64_t                         i, first, last, port;
     ngx_str_t                       host;
-    ngx_idempotency_redis_node_t   *node;
+    redis_node_t                   *node;
     ngx_idempotency_redis_reply_t  *master;
 
     if (range->type != NGX_IDEMPOTENCY_REDIS_ARRAY || range->n < 3) {
@@ -1358,8 +1349,7 @@ cluster_range(ngx_idempotency_redis_conn_t *conn,
 /* a server that announces a name reports its address, too */
 
 static void
-cluster_address(ngx_idempotency_redis_node_t *node,
-    ngx_idempotency_redis_reply_t *more)
+cluster_address(redis_node_t *node, ngx_idempotency_redis_reply_t *more)
 {
     ngx_uint_t  i;
 
@@ -1382,11 +1372,11 @@ cluster_address(ngx_idempotency_redis_node_t *node,
    go where they belong now */
 
 static void
-cluster_mapped(ngx_idempotency_redis_conn_t *discovery)
+cluster_mapped(redis_conn_t *discovery)
 {
-    ngx_idempotency_redis_t       *redis;
-    ngx_idempotency_redis_conn_t  *conn;
-    ngx_idempotency_redis_node_t  *node;
+    redis_conn_t             *conn;
+    redis_node_t             *node;
+    ngx_idempotency_redis_t  *redis;
 
     redis = discovery->redis;
 
@@ -1406,7 +1396,7 @@ cluster_mapped(ngx_idempotency_redis_conn_t *discovery)
 
     while ((conn = ngx_idempotency_redis_conn_next(redis, conn)) != NULL) {
 
-        if (conn->node->known || conn->state == ngx_idempotency_redis_ready
+        if (conn->node->known || conn->state == redis_ready
             || conn->kind != &ngx_idempotency_redis_pipeline)
         {
             continue;
@@ -1486,8 +1476,8 @@ pubsub_channel(ngx_idempotency_redis_t *redis, ngx_str_t *name)
 static void
 pubsub_place(ngx_idempotency_redis_t *redis, pubsub_channel_t *channel)
 {
-    ngx_idempotency_redis_conn_t  *conn;
-    ngx_idempotency_redis_node_t  *node;
+    redis_conn_t  *conn;
+    redis_node_t  *node;
 
     node = ngx_idempotency_redis_node_of(redis, &channel->name.str);
 
@@ -1522,7 +1512,7 @@ pubsub_place(ngx_idempotency_redis_t *redis, pubsub_channel_t *channel)
 static void
 pubsub_leave(pubsub_channel_t *channel)
 {
-    ngx_idempotency_redis_conn_t  *conn;
+    redis_conn_t  *conn;
 
     conn = channel->conn;
 
@@ -1536,12 +1526,12 @@ pubsub_leave(pubsub_channel_t *channel)
 
 
 static void
-pubsub_send(ngx_idempotency_redis_conn_t *conn, pubsub_channel_t *channel,
+pubsub_send(redis_conn_t *conn, pubsub_channel_t *channel,
     ngx_uint_t subscribe)
 {
     const char  *command;
 
-    if (conn->state != ngx_idempotency_redis_ready) {
+    if (conn->state != redis_ready) {
         return;
     }
 
@@ -1598,12 +1588,11 @@ pubsub_unwatch(ngx_event_t *ev)
 /* NGX_DECLINED: this is an answer, perhaps to a subscription */
 
 static ngx_int_t
-pubsub_push(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *reply)
+pubsub_push(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
 {
-    ngx_str_t                    *word;
-    pubsub_channel_t             *channel;
-    ngx_idempotency_redis_due_t  *due;
+    ngx_str_t         *word;
+    redis_due_t       *due;
+    pubsub_channel_t  *channel;
 
     if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n != 3
         || reply->elts[0].type != NGX_IDEMPOTENCY_REDIS_STRING
@@ -1640,7 +1629,7 @@ pubsub_push(ngx_idempotency_redis_conn_t *conn,
         }
 
         due = ngx_queue_data(ngx_queue_head(&conn->due),
-                             ngx_idempotency_redis_due_t, queue);
+                             redis_due_t, queue);
 
         return (conn->ndue && due->data) ? NGX_DECLINED : NGX_OK;
     }
@@ -1650,7 +1639,7 @@ pubsub_push(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-pubsub_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+pubsub_answer(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
     pubsub_channel_t                 *channel;
@@ -1688,7 +1677,7 @@ pubsub_answer(ngx_idempotency_redis_conn_t *conn, void *data,
    server */
 
 static void
-pubsub_ready(ngx_idempotency_redis_conn_t *conn)
+pubsub_ready(redis_conn_t *conn)
 {
     ngx_rbtree_t       *tree;
     ngx_rbtree_node_t  *node;
@@ -1709,7 +1698,7 @@ pubsub_ready(ngx_idempotency_redis_conn_t *conn)
 
 
 static void
-pubsub_lost(ngx_idempotency_redis_conn_t *conn)
+pubsub_lost(redis_conn_t *conn)
 {
     if (ngx_idempotency_redis_conn_idle(conn) && conn->timer.timer_set) {
         ngx_del_timer(&conn->timer);

@@ -30,46 +30,45 @@
 #define CONN_PAUSE_MAX  2000
 
 
-static void conn_log_away(ngx_idempotency_redis_conn_t *conn);
-static void conn_again(ngx_idempotency_redis_conn_t *conn);
+static void conn_log_away(redis_conn_t *conn);
+static void conn_again(redis_conn_t *conn);
 static void conn_timer(ngx_event_t *ev);
-static void conn_open(ngx_idempotency_redis_conn_t *conn);
-static void open_resolve(ngx_idempotency_redis_conn_t *conn);
+static void conn_open(redis_conn_t *conn);
+static void open_resolve(redis_conn_t *conn);
 static void open_resolved(ngx_resolver_ctx_t *ctx);
-static void open_connect(ngx_idempotency_redis_conn_t *conn,
-    struct sockaddr *sockaddr, socklen_t socklen);
-static ngx_log_t *open_log(ngx_idempotency_redis_conn_t *conn);
+static void open_connect(redis_conn_t *conn, struct sockaddr *sockaddr,
+    socklen_t socklen);
+static ngx_log_t *open_log(redis_conn_t *conn);
 static void open_log_writer(ngx_log_t *log, ngx_uint_t level, u_char *buf,
     size_t len);
-static void conn_opened(ngx_idempotency_redis_conn_t *conn);
+static void conn_opened(redis_conn_t *conn);
 #if (NGX_SSL)
-static void tls_start(ngx_idempotency_redis_conn_t *conn);
+static void tls_start(redis_conn_t *conn);
 static void tls_done(ngx_connection_t *c);
-static ngx_str_t tls_name(ngx_idempotency_redis_conn_t *conn);
+static ngx_str_t tls_name(redis_conn_t *conn);
 #endif
-static void handshake_start(ngx_idempotency_redis_conn_t *conn);
-static void conn_ready(ngx_idempotency_redis_conn_t *conn,
+static void handshake_start(redis_conn_t *conn);
+static void conn_ready(redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
-static void handshake_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+static void handshake_answer(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static void handshake_role(ngx_idempotency_redis_conn_t *conn,
+static void handshake_role(redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
-static void handshake_info(ngx_idempotency_redis_conn_t *conn,
+static void handshake_info(redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
-static void handshake_time(ngx_idempotency_redis_conn_t *conn,
+static void handshake_time(redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
-static void handshake_settings(ngx_idempotency_redis_conn_t *conn,
-    ngx_str_t *info);
+static void handshake_settings(redis_conn_t *conn, ngx_str_t *info);
 static ngx_str_t handshake_field(ngx_str_t *info, char *name);
 static uint64_t handshake_clock(void);
 static void io_read_handler(ngx_event_t *rev);
 static void conn_flush(ngx_event_t *ev);
-static void io_write(ngx_idempotency_redis_conn_t *conn);
-static ngx_int_t io_replies(ngx_idempotency_redis_conn_t *conn);
+static void io_write(redis_conn_t *conn);
+static ngx_int_t io_replies(redis_conn_t *conn);
 static void io_write_handler(ngx_event_t *wev);
-static void io_answer(ngx_idempotency_redis_conn_t *conn,
+static void io_answer(redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
-static void conn_drain(ngx_idempotency_redis_conn_t *conn);
+static void conn_drain(redis_conn_t *conn);
 
 
 #define conn_failed(conn, ...)                                                \
@@ -80,7 +79,7 @@ static void conn_drain(ngx_idempotency_redis_conn_t *conn);
 typedef struct {
     /* takes the reply, unless it is an error */
     void                           (*answer)(
-                                       ngx_idempotency_redis_conn_t *conn,
+                                       redis_conn_t *conn,
                                        ngx_idempotency_redis_reply_t *reply);
     /* needed: any error ends the connection.  warn: the warning that other
        errors are logged with, once, unless the server can't be used now */
@@ -110,13 +109,12 @@ static handshake_step_t  step_time = { handshake_time, 1, 0, NULL };
 static handshake_step_t  step_ping = { conn_ready, 1, 0, NULL };
 
 
-ngx_idempotency_redis_conn_t *
-ngx_idempotency_redis_conn_create(ngx_idempotency_redis_node_t *node,
-    ngx_idempotency_redis_kind_t *kind)
+redis_conn_t *
+ngx_idempotency_redis_conn_create(redis_node_t *node, redis_kind_t *kind)
 {
-    ngx_idempotency_redis_conn_t  *conn;
+    redis_conn_t  *conn;
 
-    conn = ngx_calloc(sizeof(ngx_idempotency_redis_conn_t)
+    conn = ngx_calloc(sizeof(redis_conn_t)
                       + node->redis->nmarks, ngx_cycle->log);
     if (conn == NULL) {
         return NULL;
@@ -162,25 +160,23 @@ ngx_idempotency_redis_event(ngx_event_t *ev, ngx_event_handler_pt handler,
 }
 
 
-ngx_idempotency_redis_conn_t *
+redis_conn_t *
 ngx_idempotency_redis_conn_next(ngx_idempotency_redis_t *redis,
-    ngx_idempotency_redis_conn_t *conn)
+    redis_conn_t *conn)
 {
     ngx_queue_t  *q;
 
     q = conn ? ngx_queue_next(&conn->queue) : ngx_queue_head(&redis->conns);
 
     return (q == ngx_queue_sentinel(&redis->conns))
-           ? NULL : ngx_queue_data(q, ngx_idempotency_redis_conn_t, queue);
+           ? NULL : ngx_queue_data(q, redis_conn_t, queue);
 }
 
 
 void
-ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn)
+ngx_idempotency_redis_conn_connect(redis_conn_t *conn)
 {
-    if (conn->state == ngx_idempotency_redis_closed
-        && !conn->timer.timer_set)
-    {
+    if (conn->state == redis_closed && !conn->timer.timer_set) {
         /* no connection was needed before */
 
         conn->since = ngx_current_msec;
@@ -190,13 +186,13 @@ ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn)
 
 
 void
-ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn, char *why)
+ngx_idempotency_redis_conn_stop(redis_conn_t *conn, char *why)
 {
     conn->error = NGX_IDEMPOTENCY_REDIS_AWAY;
     conn->why.data = (u_char *) why;
     conn->why.len = ngx_strlen(why);
 
-    if (conn->state == ngx_idempotency_redis_ready) {
+    if (conn->state == redis_ready) {
         conn->since = ngx_current_msec;
     }
 
@@ -208,23 +204,21 @@ ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn, char *why)
 
 
 void
-ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *conn,
-    ngx_msec_t pause, char *why)
+ngx_idempotency_redis_conn_restart(redis_conn_t *conn, ngx_msec_t pause,
+    char *why)
 {
     ngx_idempotency_redis_conn_stop(conn, why);
 
     conn->backoff = 0;
 
-    if (!conn->timer.timer_set
-        && conn->state == ngx_idempotency_redis_closed)
-    {
+    if (!conn->timer.timer_set && conn->state == redis_closed) {
         ngx_add_timer(&conn->timer, pause);
     }
 }
 
 
 void
-ngx_idempotency_redis_conn_back(ngx_idempotency_redis_conn_t *conn)
+ngx_idempotency_redis_conn_back(redis_conn_t *conn)
 {
     if (conn->node->warned & NGX_IDEMPOTENCY_REDIS_WARN_AWAY) {
         conn->node->warned &= ~NGX_IDEMPOTENCY_REDIS_WARN_AWAY;
@@ -237,14 +231,14 @@ ngx_idempotency_redis_conn_back(ngx_idempotency_redis_conn_t *conn)
 
 
 void
-ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
+ngx_idempotency_redis_conn_lose(redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, const char *format, ...)
 {
     u_char      *p, *last;
     va_list      args;
     ngx_uint_t   ready;
 
-    ready = (conn->state == ngx_idempotency_redis_ready);
+    ready = (conn->state == redis_ready);
 
     if (!ready && error == NGX_IDEMPOTENCY_REDIS_TIMEOUT) {
         error = NGX_IDEMPOTENCY_REDIS_CONNECT;
@@ -289,7 +283,7 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
 
     conn->kind->lost(conn);
 
-    if (conn->state == ngx_idempotency_redis_closed && !conn->kind->seeks) {
+    if (conn->state == redis_closed && !conn->kind->seeks) {
         ngx_idempotency_redis_doubt(conn->redis, ready);
     }
 }
@@ -298,9 +292,9 @@ ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
 /* one line for each outage */
 
 static void
-conn_log_away(ngx_idempotency_redis_conn_t *conn)
+conn_log_away(redis_conn_t *conn)
 {
-    ngx_idempotency_redis_node_t  *node;
+    redis_node_t  *node;
 
     node = conn->node;
 
@@ -325,8 +319,8 @@ conn_log_away(ngx_idempotency_redis_conn_t *conn)
 
 
 void
-ngx_idempotency_redis_warn(ngx_idempotency_redis_conn_t *conn,
-    ngx_uint_t what, char *text, ngx_str_t *says)
+ngx_idempotency_redis_warn(redis_conn_t *conn, ngx_uint_t what, char *text,
+    ngx_str_t *says)
 {
     if (conn->node->warned & what) {
         return;
@@ -344,7 +338,7 @@ ngx_idempotency_redis_warn(ngx_idempotency_redis_conn_t *conn,
    part, so that not all workers of all machines come at once */
 
 static void
-conn_again(ngx_idempotency_redis_conn_t *conn)
+conn_again(redis_conn_t *conn)
 {
     ngx_msec_t  pause;
 
@@ -365,13 +359,13 @@ conn_again(ngx_idempotency_redis_conn_t *conn)
 
 
 void
-ngx_idempotency_redis_conn_close(ngx_idempotency_redis_conn_t *conn)
+ngx_idempotency_redis_conn_close(redis_conn_t *conn)
 {
     ngx_connection_t  *c;
     struct linger      linger;
 
     conn->generation++;
-    conn->state = ngx_idempotency_redis_closed;
+    conn->state = redis_closed;
     conn->retire = 0;
     conn->expected = 0;
 
@@ -424,24 +418,24 @@ ngx_idempotency_redis_conn_close(ngx_idempotency_redis_conn_t *conn)
 static void
 conn_timer(ngx_event_t *ev)
 {
-    ngx_idempotency_redis_conn_t  *conn;
+    redis_conn_t  *conn;
 
     conn = ev->data;
 
-    if (conn->state == ngx_idempotency_redis_closed) {
+    if (conn->state == redis_closed) {
         conn_open(conn);
         return;
     }
 
     ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_TIMEOUT,
-                                    conn->state == ngx_idempotency_redis_ready
+                                    conn->state == redis_ready
                                     ? "no answer in time"
                                     : "connecting timed out");
 }
 
 
 void
-ngx_idempotency_redis_conn_settle(ngx_idempotency_redis_conn_t *conn)
+ngx_idempotency_redis_conn_settle(redis_conn_t *conn)
 {
     if (conn->c == NULL) {
         return;
@@ -461,7 +455,7 @@ ngx_idempotency_redis_conn_settle(ngx_idempotency_redis_conn_t *conn)
 
 
 ngx_uint_t
-ngx_idempotency_redis_conn_idle(ngx_idempotency_redis_conn_t *conn)
+ngx_idempotency_redis_conn_idle(redis_conn_t *conn)
 {
     return conn->nchannels == 0 && ngx_queue_empty(&conn->calls)
            && ngx_queue_empty(&conn->sent) && ngx_queue_empty(&conn->waiting);
@@ -469,10 +463,10 @@ ngx_idempotency_redis_conn_idle(ngx_idempotency_redis_conn_t *conn)
 
 
 static void
-conn_open(ngx_idempotency_redis_conn_t *conn)
+conn_open(redis_conn_t *conn)
 {
-    ngx_addr_t                    *addr;
-    ngx_idempotency_redis_node_t  *node;
+    ngx_addr_t    *addr;
+    redis_node_t  *node;
 
     node = conn->node;
     conn->attempts++;
@@ -494,13 +488,13 @@ conn_open(ngx_idempotency_redis_conn_t *conn)
 
 
 static void
-open_resolve(ngx_idempotency_redis_conn_t *conn)
+open_resolve(redis_conn_t *conn)
 {
     ngx_resolver_ctx_t            *ctx;
     ngx_idempotency_redis_conf_t  *conf;
 
     conf = &conn->redis->conf;
-    conn->state = ngx_idempotency_redis_naming;
+    conn->state = redis_naming;
 
     ctx = conf->resolver ? ngx_resolve_start(conf->resolver, NULL) : NULL;
 
@@ -528,8 +522,8 @@ open_resolve(ngx_idempotency_redis_conn_t *conn)
 static void
 open_resolved(ngx_resolver_ctx_t *ctx)
 {
-    ngx_resolver_addr_t           *addr;
-    ngx_idempotency_redis_conn_t  *conn;
+    redis_conn_t         *conn;
+    ngx_resolver_addr_t  *addr;
 
     conn = ctx->data;
 
@@ -548,14 +542,13 @@ open_resolved(ngx_resolver_ctx_t *ctx)
 
 
 static void
-open_connect(ngx_idempotency_redis_conn_t *conn, struct sockaddr *sockaddr,
-    socklen_t socklen)
+open_connect(redis_conn_t *conn, struct sockaddr *sockaddr, socklen_t socklen)
 {
     ngx_int_t               rc;
     ngx_connection_t       *c;
     ngx_peer_connection_t  *peer;
 
-    conn->state = ngx_idempotency_redis_connecting;
+    conn->state = redis_connecting;
 
     ngx_memcpy(&conn->sockaddr, sockaddr, socklen);
     ngx_inet_set_port(&conn->sockaddr.sockaddr, conn->node->port);
@@ -607,7 +600,7 @@ open_connect(ngx_idempotency_redis_conn_t *conn, struct sockaddr *sockaddr,
    are caught, to be part of our line. */
 
 static ngx_log_t *
-open_log(ngx_idempotency_redis_conn_t *conn)
+open_log(redis_conn_t *conn)
 {
     ngx_log_t  *log;
 
@@ -633,8 +626,8 @@ open_log(ngx_idempotency_redis_conn_t *conn)
 static void
 open_log_writer(ngx_log_t *log, ngx_uint_t level, u_char *buf, size_t len)
 {
-    u_char                        *p, *last;
-    ngx_idempotency_redis_conn_t  *conn;
+    u_char        *p, *last;
+    redis_conn_t  *conn;
 
     conn = log->wdata;
     last = buf + len;
@@ -661,7 +654,7 @@ open_log_writer(ngx_log_t *log, ngx_uint_t level, u_char *buf, size_t len)
 
 
 static void
-conn_opened(ngx_idempotency_redis_conn_t *conn)
+conn_opened(redis_conn_t *conn)
 {
     int        err;
     u_char    *last, text[NGX_MAX_ERROR_STR];
@@ -705,7 +698,7 @@ conn_opened(ngx_idempotency_redis_conn_t *conn)
 
 
 static void
-tls_start(ngx_idempotency_redis_conn_t *conn)
+tls_start(redis_conn_t *conn)
 {
     char               name[NGX_MAXHOSTNAMELEN];
     ngx_int_t          rc;
@@ -770,7 +763,7 @@ failed:
 /* the name that the server's certificate must have; a unix socket has none */
 
 static ngx_str_t
-tls_name(ngx_idempotency_redis_conn_t *conn)
+tls_name(redis_conn_t *conn)
 {
     ngx_str_t  name;
 
@@ -789,9 +782,9 @@ tls_name(ngx_idempotency_redis_conn_t *conn)
 static void
 tls_done(ngx_connection_t *c)
 {
-    long                           rc;
-    ngx_str_t                      name;
-    ngx_idempotency_redis_conn_t  *conn;
+    long           rc;
+    ngx_str_t      name;
+    redis_conn_t  *conn;
 
     conn = c->data;
 
@@ -826,7 +819,7 @@ tls_done(ngx_connection_t *c)
 
 
 static void
-handshake_start(ngx_idempotency_redis_conn_t *conn)
+handshake_start(redis_conn_t *conn)
 {
     handshake_step_t              *step;
     ngx_idempotency_redis_conf_t  *conf;
@@ -837,7 +830,7 @@ handshake_start(ngx_idempotency_redis_conn_t *conn)
 
     conn->c->read->handler = io_read_handler;
     conn->c->write->handler = io_write_handler;
-    conn->state = ngx_idempotency_redis_handshake;
+    conn->state = redis_handshake;
 
     /* sentinels have passwords of their own, or none: errors don't count */
 
@@ -877,8 +870,7 @@ handshake_start(ngx_idempotency_redis_conn_t *conn)
 /* the handshake's last command; later it checks that the server is there */
 
 void
-ngx_idempotency_redis_conn_check(ngx_idempotency_redis_conn_t *conn,
-    ngx_uint_t info)
+ngx_idempotency_redis_conn_check(redis_conn_t *conn, ngx_uint_t info)
 {
     if (info) {
         ngx_idempotency_redis_conn_ask(conn, handshake_answer, &step_info,
@@ -890,7 +882,7 @@ ngx_idempotency_redis_conn_check(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-handshake_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+handshake_answer(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
     handshake_step_t  *step = data;
@@ -930,8 +922,7 @@ handshake_answer(ngx_idempotency_redis_conn_t *conn, void *data,
 
 
 static void
-handshake_role(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *reply)
+handshake_role(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
 {
     if (reply->n && !ngx_idempotency_resp_is(&reply->elts[0].str, "master")) {
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
@@ -942,8 +933,7 @@ handshake_role(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-handshake_time(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *reply)
+handshake_time(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
 {
     int64_t  sec, usec;
 
@@ -958,19 +948,18 @@ handshake_time(ngx_idempotency_redis_conn_t *conn,
     ngx_idempotency_redis_node_set_time(conn->node,
                                          (uint64_t) sec * 1000000 + usec);
 
-    if (conn->state == ngx_idempotency_redis_handshake) {
+    if (conn->state == redis_handshake) {
         conn_ready(conn, reply);
     }
 }
 
 
 static void
-conn_ready(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *reply)
+conn_ready(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
 {
     ngx_del_timer(&conn->timer);
 
-    conn->state = ngx_idempotency_redis_ready;
+    conn->state = redis_ready;
     conn->down = 0;
 
     /* a discovery connection counts only when its question is answered */
@@ -988,10 +977,10 @@ conn_ready(ngx_idempotency_redis_conn_t *conn,
    start of the server, by one worker */
 
 static void
-handshake_settings(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
+handshake_settings(redis_conn_t *conn, ngx_str_t *info)
 {
-    ngx_str_t                      run_id, policy, aof, *name;
-    ngx_idempotency_redis_node_t  *node;
+    ngx_str_t      run_id, policy, aof, *name;
+    redis_node_t  *node;
 
     node = conn->node;
     name = &conn->redis->conf.name;
@@ -1036,12 +1025,11 @@ handshake_settings(ngx_idempotency_redis_conn_t *conn, ngx_str_t *info)
 
 
 static void
-handshake_info(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *reply)
+handshake_info(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
 {
-    int64_t                        n;
-    ngx_str_t                      value;
-    ngx_idempotency_redis_node_t  *node;
+    int64_t        n;
+    ngx_str_t      value;
+    redis_node_t  *node;
 
     handshake_settings(conn, &reply->str);
 
@@ -1088,8 +1076,7 @@ handshake_field(ngx_str_t *info, char *name)
 
 
 void
-ngx_idempotency_redis_node_set_time(ngx_idempotency_redis_node_t *node,
-    uint64_t time)
+ngx_idempotency_redis_node_set_time(redis_node_t *node, uint64_t time)
 {
     node->clock = time;
     node->clock_at = handshake_clock();
@@ -1103,7 +1090,7 @@ ngx_idempotency_redis_node_set_time(ngx_idempotency_redis_node_t *node,
  */
 
 uint64_t
-ngx_idempotency_redis_node_time(ngx_idempotency_redis_node_t *node)
+ngx_idempotency_redis_node_time(redis_node_t *node)
 {
     uint64_t  passed;
 
@@ -1131,11 +1118,11 @@ handshake_clock(void)
 static void
 io_read_handler(ngx_event_t *rev)
 {
-    u_char                        *p;
-    size_t                         size;
-    ssize_t                        n;
-    ngx_connection_t              *c;
-    ngx_idempotency_redis_conn_t  *conn;
+    u_char            *p;
+    size_t             size;
+    ssize_t            n;
+    redis_conn_t      *conn;
+    ngx_connection_t  *c;
 
     c = rev->data;
     conn = c->data;
@@ -1152,7 +1139,7 @@ io_read_handler(ngx_event_t *rev)
         return;
     }
 
-    if (conn->state == ngx_idempotency_redis_connecting) {
+    if (conn->state == redis_connecting) {
         conn_opened(conn);
         return;
     }
@@ -1194,7 +1181,7 @@ io_read_handler(ngx_event_t *rev)
 /* NGX_ERROR: the connection was closed; it may be open again */
 
 static ngx_int_t
-io_replies(ngx_idempotency_redis_conn_t *conn)
+io_replies(redis_conn_t *conn)
 {
     ngx_int_t                       rc;
     ngx_uint_t                      generation;
@@ -1237,13 +1224,13 @@ io_replies(ngx_idempotency_redis_conn_t *conn)
 static void
 io_write_handler(ngx_event_t *wev)
 {
-    ngx_connection_t              *c;
-    ngx_idempotency_redis_conn_t  *conn;
+    redis_conn_t      *conn;
+    ngx_connection_t  *c;
 
     c = wev->data;
     conn = c->data;
 
-    if (conn->state == ngx_idempotency_redis_connecting) {
+    if (conn->state == redis_connecting) {
         conn_opened(conn);
         return;
     }
@@ -1255,7 +1242,7 @@ io_write_handler(ngx_event_t *wev)
 static void
 conn_flush(ngx_event_t *ev)
 {
-    ngx_idempotency_redis_conn_t  *conn;
+    redis_conn_t  *conn;
 
     conn = ev->data;
 
@@ -1263,16 +1250,14 @@ conn_flush(ngx_event_t *ev)
         conn->kind->flush(conn);
     }
 
-    if (conn->state == ngx_idempotency_redis_handshake
-        || conn->state == ngx_idempotency_redis_ready)
-    {
+    if (conn->state == redis_handshake || conn->state == redis_ready) {
         io_write(conn);
     }
 }
 
 
 static void
-io_write(ngx_idempotency_redis_conn_t *conn)
+io_write(redis_conn_t *conn)
 {
     ssize_t                      n;
     ngx_connection_t            *c;
@@ -1309,12 +1294,12 @@ io_write(ngx_idempotency_redis_conn_t *conn)
 
 
 ngx_int_t
-ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_answer_pt handler, void *data, ngx_uint_t expected)
+ngx_idempotency_redis_conn_due(redis_conn_t *conn, redis_answer_pt handler,
+    void *data, ngx_uint_t expected)
 {
-    ngx_idempotency_redis_due_t  *due;
+    redis_due_t  *due;
 
-    due = ngx_alloc(sizeof(ngx_idempotency_redis_due_t), ngx_cycle->log);
+    due = ngx_alloc(sizeof(redis_due_t), ngx_cycle->log);
     if (due == NULL) {
         conn->out.failed = 1;
         return NGX_ERROR;
@@ -1336,9 +1321,8 @@ ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
 
 
 void
-ngx_idempotency_redis_conn_ask(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_answer_pt handler, void *data, const char *format,
-    ...)
+ngx_idempotency_redis_conn_ask(redis_conn_t *conn, redis_answer_pt handler,
+    void *data, const char *format, ...)
 {
     va_list  args;
 
@@ -1357,22 +1341,21 @@ ngx_idempotency_redis_conn_ask(ngx_idempotency_redis_conn_t *conn,
 /* calls the oldest handler; NULL: the connection is lost */
 
 static void
-io_answer(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *reply)
+io_answer(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
 {
-    ngx_queue_t                  *q;
-    ngx_idempotency_redis_due_t  *due;
+    ngx_queue_t  *q;
+    redis_due_t  *due;
 
     q = ngx_queue_head(&conn->due);
     ngx_queue_remove(q);
     conn->ndue--;
 
-    due = ngx_queue_data(q, ngx_idempotency_redis_due_t, queue);
+    due = ngx_queue_data(q, redis_due_t, queue);
 
     if (due->expected && conn->expected) {
         conn->expected--;
 
-        if (conn->state == ngx_idempotency_redis_ready) {
+        if (conn->state == redis_ready) {
             ngx_del_timer(&conn->timer);
 
             /* it answers: there is time anew for what else was asked */
@@ -1394,7 +1377,7 @@ io_answer(ngx_idempotency_redis_conn_t *conn,
 /* all due answers are lost */
 
 static void
-conn_drain(ngx_idempotency_redis_conn_t *conn)
+conn_drain(redis_conn_t *conn)
 {
     ngx_uint_t  n;
 

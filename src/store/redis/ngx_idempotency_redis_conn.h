@@ -15,25 +15,24 @@
 #include <ngx_event_connect.h>
 
 
-typedef struct ngx_idempotency_redis_node_s   ngx_idempotency_redis_node_t;
-typedef struct ngx_idempotency_redis_conn_s   ngx_idempotency_redis_conn_t;
+typedef struct ngx_idempotency_redis_node_s   redis_node_t;
+typedef struct ngx_idempotency_redis_conn_s   redis_conn_t;
 
 
 /* gets an answer; answers come in the order of the commands.  NULL: the
    connection is lost, see its "error" and "why" */
 
-typedef void (*ngx_idempotency_redis_answer_pt)(
-    ngx_idempotency_redis_conn_t *conn, void *data,
+typedef void (*redis_answer_pt)(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 
 
 typedef struct {
     ngx_queue_t                      queue;
-    ngx_idempotency_redis_answer_pt  handler;
+    redis_answer_pt                  handler;
     void                            *data;
     /* in time, or the connection is lost; a call has its own deadline */
     ngx_uint_t                       expected;
-} ngx_idempotency_redis_due_t;
+} redis_due_t;
 
 
 /* the kinds of connections */
@@ -42,43 +41,39 @@ typedef struct {
     /* asks where other servers are: roles and clocks don't matter */
     ngx_uint_t                       seeks;
     /* the connection leads to a master, has done its handshake, and is ready */
-    void                           (*ready)(
-                                         ngx_idempotency_redis_conn_t *conn);
+    void                           (*ready)(redis_conn_t *conn);
     /* the connection is lost, or could not be made; all answers that were due
        have been given, as NULL */
-    void                           (*lost)(
-                                         ngx_idempotency_redis_conn_t *conn);
+    void                           (*lost)(redis_conn_t *conn);
     /* a message that answers no command; NGX_DECLINED: it is none */
-    ngx_int_t                      (*push)(
-                                         ngx_idempotency_redis_conn_t *conn,
+    ngx_int_t                      (*push)(redis_conn_t *conn,
                                          ngx_idempotency_redis_reply_t *reply);
     /* NULL, or writes into "out" what waits, at the end of a turn of the event
        loop in which it was posted */
-    void                           (*flush)(
-                                         ngx_idempotency_redis_conn_t *conn);
+    void                           (*flush)(redis_conn_t *conn);
     /* the first deadline of a call has passed */
     ngx_event_handler_pt             expire;
-} ngx_idempotency_redis_kind_t;
+} redis_kind_t;
 
 
 typedef enum {
-    ngx_idempotency_redis_closed = 0,
-    ngx_idempotency_redis_naming,
-    ngx_idempotency_redis_connecting,
-    ngx_idempotency_redis_handshake,
-    ngx_idempotency_redis_ready
-} ngx_idempotency_redis_state_e;
+    redis_closed = 0,
+    redis_naming,
+    redis_connecting,
+    redis_handshake,
+    redis_ready
+} redis_state_e;
 
 
 struct ngx_idempotency_redis_conn_s {
     ngx_queue_t                      queue;
     ngx_idempotency_redis_t         *redis;
-    ngx_idempotency_redis_node_t    *node;
-    ngx_idempotency_redis_kind_t    *kind;
+    redis_node_t                    *node;
+    redis_kind_t                    *kind;
     /* the handshake asks for the server's settings, too */
     ngx_uint_t                       info;
 
-    ngx_idempotency_redis_state_e    state;
+    redis_state_e                    state;
     /* rises whenever the connection is closed */
     ngx_uint_t                       generation;
 
@@ -163,8 +158,8 @@ struct ngx_idempotency_redis_node_s {
 
     /* first those for calls that are not durable, then those for durable ones;
        made when needed */
-    ngx_idempotency_redis_conn_t   **conns;
-    ngx_idempotency_redis_conn_t    *pubsub;
+    redis_conn_t                   **conns;
+    redis_conn_t                    *pubsub;
 
     /* as the server says */
     u_char                           run_id[40];
@@ -202,12 +197,12 @@ struct ngx_idempotency_redis_s {
     ngx_queue_t                        nodes;
     ngx_queue_t                        conns;
     /* the only server, or the master; where calls wait for a cluster's map */
-    ngx_idempotency_redis_node_t      *home;
+    redis_node_t                      *home;
     /* the nodes of a cluster, by slot; NULL: this is no cluster */
-    ngx_idempotency_redis_node_t     **slots;
+    redis_node_t                     **slots;
     ngx_uint_t                         maps;
     /* the connection to the server that is asked where others are, or NULL */
-    ngx_idempotency_redis_conn_t      *discovery;
+    redis_conn_t                      *discovery;
     ngx_event_t                        tick;
     ngx_event_t                        look;
     ngx_uint_t                         ticks;
@@ -226,39 +221,36 @@ struct ngx_idempotency_redis_s {
 void ngx_idempotency_redis_event(ngx_event_t *ev, ngx_event_handler_pt handler,
     void *data);
 
-ngx_idempotency_redis_conn_t *ngx_idempotency_redis_conn_create(
-    ngx_idempotency_redis_node_t *node, ngx_idempotency_redis_kind_t *kind);
+redis_conn_t *ngx_idempotency_redis_conn_create(redis_node_t *node,
+    redis_kind_t *kind);
 /* calls no handler */
-void ngx_idempotency_redis_conn_close(ngx_idempotency_redis_conn_t *conn);
+void ngx_idempotency_redis_conn_close(redis_conn_t *conn);
 /* the next connection of all; NULL: the first one */
-ngx_idempotency_redis_conn_t *ngx_idempotency_redis_conn_next(
-    ngx_idempotency_redis_t *redis, ngx_idempotency_redis_conn_t *conn);
+redis_conn_t *ngx_idempotency_redis_conn_next(ngx_idempotency_redis_t *redis,
+    redis_conn_t *conn);
 /* connects, unless it is connected or connecting */
-void ngx_idempotency_redis_conn_connect(ngx_idempotency_redis_conn_t *conn);
-void ngx_idempotency_redis_conn_lose(ngx_idempotency_redis_conn_t *conn,
+void ngx_idempotency_redis_conn_connect(redis_conn_t *conn);
+void ngx_idempotency_redis_conn_lose(redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, const char *format, ...);
 /* the node is back: logged, if the log has it as away */
-void ngx_idempotency_redis_conn_back(ngx_idempotency_redis_conn_t *conn);
+void ngx_idempotency_redis_conn_back(redis_conn_t *conn);
 /* no channel and no call needs it: an exiting worker may close it */
-ngx_uint_t ngx_idempotency_redis_conn_idle(
-    ngx_idempotency_redis_conn_t *conn);
+ngx_uint_t ngx_idempotency_redis_conn_idle(redis_conn_t *conn);
 /* an answer has arrived: closes the connection if nothing needs it any more */
-void ngx_idempotency_redis_conn_settle(ngx_idempotency_redis_conn_t *conn);
+void ngx_idempotency_redis_conn_settle(redis_conn_t *conn);
 /* closes the connection quietly: it is not needed any more, or a new one is */
-void ngx_idempotency_redis_conn_stop(ngx_idempotency_redis_conn_t *conn,
+void ngx_idempotency_redis_conn_stop(redis_conn_t *conn, char *why);
+void ngx_idempotency_redis_conn_restart(redis_conn_t *conn, ngx_msec_t pause,
     char *why);
-void ngx_idempotency_redis_conn_restart(ngx_idempotency_redis_conn_t *conn,
-    ngx_msec_t pause, char *why);
 
 /* the answer to the command just written into "out" goes to the handler; NULL:
    no one needs it */
-ngx_int_t ngx_idempotency_redis_conn_due(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_answer_pt handler, void *data, ngx_uint_t expected);
+ngx_int_t ngx_idempotency_redis_conn_due(redis_conn_t *conn,
+    redis_answer_pt handler, void *data, ngx_uint_t expected);
 /* writes a command that is no call, see ngx_idempotency_resp_say(): its answer
    comes in time, or the connection is lost */
-void ngx_idempotency_redis_conn_ask(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_answer_pt handler, void *data, const char *format,
-    ...);
+void ngx_idempotency_redis_conn_ask(redis_conn_t *conn,
+    redis_answer_pt handler, void *data, const char *format, ...);
 
 /* each warning is logged once for each server */
 
@@ -268,28 +260,25 @@ void ngx_idempotency_redis_conn_ask(ngx_idempotency_redis_conn_t *conn,
 #define NGX_IDEMPOTENCY_REDIS_WARN_SUBSCRIBE  0x08
 #define NGX_IDEMPOTENCY_REDIS_WARN_PUBLISH    0x10
 
-void ngx_idempotency_redis_warn(ngx_idempotency_redis_conn_t *conn,
-    ngx_uint_t what, char *text, ngx_str_t *says);
+void ngx_idempotency_redis_warn(redis_conn_t *conn, ngx_uint_t what,
+    char *text, ngx_str_t *says);
 
 /* asks if the server is there, and its time; "info": its settings, too */
-void ngx_idempotency_redis_conn_check(ngx_idempotency_redis_conn_t *conn,
-    ngx_uint_t info);
+void ngx_idempotency_redis_conn_check(redis_conn_t *conn, ngx_uint_t info);
 /* the server has just told its time, in microseconds; 0: it has not */
-void ngx_idempotency_redis_node_set_time(ngx_idempotency_redis_node_t *node,
-    uint64_t time);
-uint64_t ngx_idempotency_redis_node_time(ngx_idempotency_redis_node_t *node);
+void ngx_idempotency_redis_node_set_time(redis_node_t *node, uint64_t time);
+uint64_t ngx_idempotency_redis_node_time(redis_node_t *node);
 
 /* pipeline */
 
-extern ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline;
+extern redis_kind_t  ngx_idempotency_redis_pipeline;
 
-void ngx_idempotency_redis_pipeline_call(ngx_idempotency_redis_conn_t *conn,
+void ngx_idempotency_redis_pipeline_call(redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
 /* asks for all marks; "anew": even for those already known */
-void ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn,
-    ngx_uint_t anew);
+void ngx_idempotency_redis_mark_ask(redis_conn_t *conn, ngx_uint_t anew);
 /* all calls of this connection go where they belong now */
-void ngx_idempotency_redis_pipeline_leave(ngx_idempotency_redis_conn_t *conn);
+void ngx_idempotency_redis_pipeline_leave(redis_conn_t *conn);
 
 /* client */
 
@@ -299,21 +288,20 @@ void ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis,
     ngx_uint_t news);
 
 /* the node of a key */
-ngx_idempotency_redis_node_t *ngx_idempotency_redis_node_of(
-    ngx_idempotency_redis_t *redis, ngx_str_t *key);
+redis_node_t *ngx_idempotency_redis_node_of(ngx_idempotency_redis_t *redis,
+    ngx_str_t *key);
 
 /* the node of "MOVED slot host:port" or "ASK ..."; NULL: unknown */
-ngx_idempotency_redis_node_t *ngx_idempotency_redis_moved(
-    ngx_idempotency_redis_t *redis, ngx_str_t *text, ngx_uint_t ask);
+redis_node_t *ngx_idempotency_redis_moved(ngx_idempotency_redis_t *redis,
+    ngx_str_t *text, ngx_uint_t ask);
 
 /* the connection for a call; NULL: no memory */
-ngx_idempotency_redis_conn_t *ngx_idempotency_redis_node_conn(
-    ngx_idempotency_redis_node_t *node, ngx_uint_t n, ngx_uint_t durable);
+redis_conn_t *ngx_idempotency_redis_node_conn(redis_node_t *node, ngx_uint_t n,
+    ngx_uint_t durable);
 
 /* replicas have acknowledged what was sent at that time, or have not */
-void ngx_idempotency_redis_acked(ngx_idempotency_redis_node_t *node);
-void ngx_idempotency_redis_unacked(ngx_idempotency_redis_node_t *node,
-    ngx_msec_t sent);
+void ngx_idempotency_redis_acked(redis_node_t *node);
+void ngx_idempotency_redis_unacked(redis_node_t *node, ngx_msec_t sent);
 
 
 #endif /* _NGX_IDEMPOTENCY_REDIS_CONN_H_INCLUDED_ */

@@ -40,67 +40,63 @@
 #define MARK_ASKED    4
 
 
-static void pipeline_flush(ngx_idempotency_redis_conn_t *conn);
-static void pipeline_refuse(ngx_idempotency_redis_conn_t *conn);
-static ngx_uint_t pipeline_refuses(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_flush(redis_conn_t *conn);
+static void pipeline_refuse(redis_conn_t *conn);
+static ngx_uint_t pipeline_refuses(redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
-static void pipeline_send(ngx_idempotency_redis_conn_t *conn);
-static void pipeline_write(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_send(redis_conn_t *conn);
+static void pipeline_write(redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
-static void pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+static void pipeline_answer(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static ngx_int_t pipeline_code(ngx_idempotency_redis_conn_t *conn,
+static ngx_int_t pipeline_code(redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
-static void pipeline_refused(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_refused(redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
-static void pipeline_resend(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_resend(redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
-static void pipeline_later(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_later(redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_str_t *why);
-static void pipeline_pause(ngx_idempotency_redis_conn_t *conn, ngx_str_t *why);
-static void pipeline_moved(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_pause(redis_conn_t *conn, ngx_str_t *why);
+static void pipeline_moved(redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply,
     ngx_uint_t ask);
-static void pipeline_ask_acks(ngx_idempotency_redis_conn_t *conn,
-    ngx_msec_t left);
-static void pipeline_acks(ngx_idempotency_redis_conn_t *conn, void *data,
+static void pipeline_ask_acks(redis_conn_t *conn, ngx_msec_t left);
+static void pipeline_acks(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static void pipeline_acked(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_acked(redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, ngx_str_t *why);
 static void pipeline_expire(ngx_event_t *ev);
 static ngx_msec_t pipeline_left(ngx_queue_t *calls, ngx_msec_t left);
-static void pipeline_arm(ngx_idempotency_redis_conn_t *conn,
-    ngx_msec_t deadline);
-static void pipeline_disarm(ngx_idempotency_redis_conn_t *conn);
+static void pipeline_arm(redis_conn_t *conn, ngx_msec_t deadline);
+static void pipeline_disarm(redis_conn_t *conn);
 static void pipeline_move(ngx_queue_t *to, ngx_queue_t *from);
 static ngx_idempotency_redis_call_t *pipeline_first(ngx_queue_t *calls);
-static void pipeline_give(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_give(redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply,
     ngx_idempotency_redis_error_e error, ngx_str_t *why, ngx_uint_t maybe);
-static void pipeline_ready(ngx_idempotency_redis_conn_t *conn);
-static void pipeline_lost(ngx_idempotency_redis_conn_t *conn);
-static void mark_doubt(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_mark_t *mark);
-static void mark_ask(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_mark_t *mark);
-static ngx_uint_t mark_ask_stamp(ngx_idempotency_redis_conn_t *conn,
+static void pipeline_ready(redis_conn_t *conn);
+static void pipeline_lost(redis_conn_t *conn);
+static void mark_doubt(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark);
+static void mark_ask(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark);
+static ngx_uint_t mark_ask_stamp(redis_conn_t *conn,
     ngx_idempotency_redis_stamp_t *stamp, ngx_uint_t text);
-static void mark_stamp_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+static void mark_stamp_answer(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static void mark_try_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+static void mark_try_answer(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
-static ngx_int_t mark_error(ngx_idempotency_redis_conn_t *conn,
+static ngx_int_t mark_error(redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
-static void mark_is(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_mark_t *mark, ngx_int_t rc);
-static ngx_int_t mark_may(ngx_idempotency_redis_conn_t *conn,
+static void mark_is(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark,
+    ngx_int_t rc);
+static ngx_int_t mark_may(redis_conn_t *conn,
     ngx_idempotency_redis_mark_t *mark, ngx_idempotency_redis_reply_t *reply);
 
 
 static ngx_str_t  pipeline_few = ngx_string("too few replicas have it in time");
 
 
-ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline = {
+redis_kind_t  ngx_idempotency_redis_pipeline = {
     0,
     pipeline_ready,
     pipeline_lost,
@@ -111,7 +107,7 @@ ngx_idempotency_redis_kind_t  ngx_idempotency_redis_pipeline = {
 
 
 void
-ngx_idempotency_redis_pipeline_call(ngx_idempotency_redis_conn_t *conn,
+ngx_idempotency_redis_pipeline_call(redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call)
 {
     ngx_queue_insert_tail(&conn->calls, &call->queue);
@@ -123,11 +119,9 @@ ngx_idempotency_redis_pipeline_call(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-pipeline_flush(ngx_idempotency_redis_conn_t *conn)
+pipeline_flush(redis_conn_t *conn)
 {
-    if (conn->state != ngx_idempotency_redis_ready
-        && !ngx_queue_empty(&conn->calls))
-    {
+    if (conn->state != redis_ready && !ngx_queue_empty(&conn->calls)) {
         ngx_idempotency_redis_conn_connect(conn);
 
         if (ngx_current_msec - conn->since >= conn->redis->conf.timeout) {
@@ -137,7 +131,7 @@ pipeline_flush(ngx_idempotency_redis_conn_t *conn)
 
     pipeline_refuse(conn);
 
-    if (conn->state == ngx_idempotency_redis_ready && !conn->retire
+    if (conn->state == redis_ready && !conn->retire
         && !conn->pause.timer_set && !conn->asked)
     {
         pipeline_send(conn);
@@ -148,7 +142,7 @@ pipeline_flush(ngx_idempotency_redis_conn_t *conn)
 /* answers the calls that will not be sent; a handler may make new ones */
 
 static void
-pipeline_refuse(ngx_idempotency_redis_conn_t *conn)
+pipeline_refuse(redis_conn_t *conn)
 {
     ngx_queue_t                   *q, *next, refused;
     ngx_idempotency_redis_call_t  *call;
@@ -175,16 +169,15 @@ pipeline_refuse(ngx_idempotency_redis_conn_t *conn)
 
 
 static ngx_uint_t
-pipeline_refuses(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_call_t *call)
+pipeline_refuses(redis_conn_t *conn, ngx_idempotency_redis_call_t *call)
 {
-    ngx_uint_t                     ready;
-    ngx_idempotency_redis_node_t  *node;
+    ngx_uint_t     ready;
+    redis_node_t  *node;
 
     static ngx_str_t  unsent = ngx_string("it was not sent in time");
 
     node = conn->node;
-    ready = (conn->state == ngx_idempotency_redis_ready);
+    ready = (conn->state == redis_ready);
 
     if (call->fresh && conn->durable && node->missing
         && ngx_current_msec - node->missed >= PIPELINE_SILENCE
@@ -218,7 +211,7 @@ pipeline_refuses(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-pipeline_send(ngx_idempotency_redis_conn_t *conn)
+pipeline_send(redis_conn_t *conn)
 {
     ngx_uint_t                     n;
     ngx_msec_t                     left;
@@ -253,8 +246,7 @@ pipeline_send(ngx_idempotency_redis_conn_t *conn)
 
 
 static void
-pipeline_write(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_call_t *call)
+pipeline_write(redis_conn_t *conn, ngx_idempotency_redis_call_t *call)
 {
     uint64_t                     until;
     ngx_uint_t                   i, meant;
@@ -323,7 +315,7 @@ pipeline_write(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+pipeline_answer(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
     ngx_idempotency_redis_call_t  *call = data;
@@ -371,8 +363,8 @@ pipeline_answer(ngx_idempotency_redis_conn_t *conn, void *data,
    or the server has another stamp, for which it is asked first. */
 
 static ngx_int_t
-pipeline_code(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply)
+pipeline_code(redis_conn_t *conn, ngx_idempotency_redis_call_t *call,
+    ngx_idempotency_redis_reply_t *reply)
 {
     int64_t     msec;
     ngx_str_t  *code, *time;
@@ -414,8 +406,8 @@ pipeline_code(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-pipeline_refused(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply)
+pipeline_refused(redis_conn_t *conn, ngx_idempotency_redis_call_t *call,
+    ngx_idempotency_redis_reply_t *reply)
 {
     ngx_idempotency_redis_verdict_t  verdict;
 
@@ -470,8 +462,7 @@ pipeline_refused(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-pipeline_resend(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_call_t *call)
+pipeline_resend(redis_conn_t *conn, ngx_idempotency_redis_call_t *call)
 {
     ngx_queue_remove(&call->queue);
     ngx_idempotency_redis_pipeline_call(conn, call);
@@ -481,8 +472,8 @@ pipeline_resend(ngx_idempotency_redis_conn_t *conn,
 /* all calls of the connection wait a little, as this concerns the server */
 
 static void
-pipeline_later(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_call_t *call, ngx_str_t *why)
+pipeline_later(redis_conn_t *conn, ngx_idempotency_redis_call_t *call,
+    ngx_str_t *why)
 {
     pipeline_pause(conn, why);
     pipeline_resend(conn, call);
@@ -490,7 +481,7 @@ pipeline_later(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-pipeline_pause(ngx_idempotency_redis_conn_t *conn, ngx_str_t *why)
+pipeline_pause(redis_conn_t *conn, ngx_str_t *why)
 {
     u_char  *p;
 
@@ -512,12 +503,11 @@ pipeline_pause(ngx_idempotency_redis_conn_t *conn, ngx_str_t *why)
 
 
 static void
-pipeline_moved(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply,
-    ngx_uint_t ask)
+pipeline_moved(redis_conn_t *conn, ngx_idempotency_redis_call_t *call,
+    ngx_idempotency_redis_reply_t *reply, ngx_uint_t ask)
 {
-    ngx_idempotency_redis_conn_t  *to;
-    ngx_idempotency_redis_node_t  *node;
+    redis_conn_t  *to;
+    redis_node_t  *node;
 
     node = ngx_idempotency_redis_moved(conn->redis, &reply->str, ask);
     to = node ? ngx_idempotency_redis_node_conn(node, call->n,
@@ -540,7 +530,7 @@ pipeline_moved(ngx_idempotency_redis_conn_t *conn,
    answered as such, and the connection stays */
 
 static void
-pipeline_ask_acks(ngx_idempotency_redis_conn_t *conn, ngx_msec_t left)
+pipeline_ask_acks(redis_conn_t *conn, ngx_msec_t left)
 {
     ngx_msec_t                     msec;
     ngx_idempotency_redis_conf_t  *conf;
@@ -566,7 +556,7 @@ pipeline_ask_acks(ngx_idempotency_redis_conn_t *conn, ngx_msec_t left)
 
 
 static void
-pipeline_acks(ngx_idempotency_redis_conn_t *conn, void *data,
+pipeline_acks(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
     int64_t    n, wanted;
@@ -613,8 +603,8 @@ pipeline_acks(ngx_idempotency_redis_conn_t *conn, void *data,
 
 
 static void
-pipeline_acked(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_error_e error, ngx_str_t *why)
+pipeline_acked(redis_conn_t *conn, ngx_idempotency_redis_error_e error,
+    ngx_str_t *why)
 {
     ngx_queue_t                     calls;
     ngx_idempotency_redis_call_t   *call;
@@ -643,7 +633,7 @@ static void
 pipeline_expire(ngx_event_t *ev)
 {
     ngx_msec_t                     left;
-    ngx_idempotency_redis_conn_t  *conn;
+    redis_conn_t                  *conn;
     ngx_idempotency_redis_call_t  *call;
 
     conn = ev->data;
@@ -702,7 +692,7 @@ pipeline_left(ngx_queue_t *calls, ngx_msec_t left)
 /* the timer is set exactly: nginx leaves it where it is for less than 300 ms */
 
 static void
-pipeline_arm(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
+pipeline_arm(redis_conn_t *conn, ngx_msec_t deadline)
 {
     ngx_msec_int_t  left;
 
@@ -724,7 +714,7 @@ pipeline_arm(ngx_idempotency_redis_conn_t *conn, ngx_msec_t deadline)
 /* no call waits any more */
 
 static void
-pipeline_disarm(ngx_idempotency_redis_conn_t *conn)
+pipeline_disarm(redis_conn_t *conn)
 {
     if (conn->expire.timer_set && ngx_idempotency_redis_conn_idle(conn)) {
         ngx_del_timer(&conn->expire);
@@ -757,9 +747,9 @@ pipeline_first(ngx_queue_t *calls)
 
 
 static void
-pipeline_give(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply,
-    ngx_idempotency_redis_error_e error, ngx_str_t *why, ngx_uint_t maybe)
+pipeline_give(redis_conn_t *conn, ngx_idempotency_redis_call_t *call,
+    ngx_idempotency_redis_reply_t *reply, ngx_idempotency_redis_error_e error,
+    ngx_str_t *why, ngx_uint_t maybe)
 {
     ngx_queue_remove(&call->queue);
 
@@ -786,7 +776,7 @@ pipeline_give(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-pipeline_ready(ngx_idempotency_redis_conn_t *conn)
+pipeline_ready(redis_conn_t *conn)
 {
     if (!ngx_queue_empty(&conn->calls)) {
         ngx_post_event(&conn->flush, &ngx_posted_events);
@@ -795,7 +785,7 @@ pipeline_ready(ngx_idempotency_redis_conn_t *conn)
 
 
 static void
-pipeline_lost(ngx_idempotency_redis_conn_t *conn)
+pipeline_lost(redis_conn_t *conn)
 {
     conn->asked = 0;
 
@@ -805,7 +795,7 @@ pipeline_lost(ngx_idempotency_redis_conn_t *conn)
 
 
 void
-ngx_idempotency_redis_pipeline_leave(ngx_idempotency_redis_conn_t *conn)
+ngx_idempotency_redis_pipeline_leave(redis_conn_t *conn)
 {
     ngx_queue_t                    calls;
     ngx_idempotency_redis_call_t  *call;
@@ -839,8 +829,7 @@ ngx_idempotency_redis_mark(ngx_idempotency_redis_t *redis,
 
 
 void
-ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn,
-    ngx_uint_t anew)
+ngx_idempotency_redis_mark_ask(redis_conn_t *conn, ngx_uint_t anew)
 {
     ngx_idempotency_redis_mark_t  *mark;
 
@@ -858,8 +847,7 @@ ngx_idempotency_redis_mark_ask(ngx_idempotency_redis_conn_t *conn,
 /* a call was refused: ask for the mark before the next one */
 
 static void
-mark_doubt(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_mark_t *mark)
+mark_doubt(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark)
 {
     if (conn->marks[mark->n] == MARK_THERE) {
         conn->marks[mark->n] = MARK_UNKNOWN;
@@ -871,7 +859,7 @@ void
 ngx_idempotency_redis_marked(ngx_idempotency_redis_t *redis,
     ngx_idempotency_redis_mark_t *mark)
 {
-    ngx_idempotency_redis_conn_t  *conn;
+    redis_conn_t  *conn;
 
     conn = NULL;
 
@@ -888,8 +876,7 @@ ngx_idempotency_redis_marked(ngx_idempotency_redis_t *redis,
    may not know them yet. */
 
 static void
-mark_ask(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_mark_t *mark)
+mark_ask(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark)
 {
     ngx_uint_t  i, n;
 
@@ -917,8 +904,8 @@ mark_ask(ngx_idempotency_redis_conn_t *conn,
 /* a node of a cluster is asked for the stamps of its own slots only */
 
 static ngx_uint_t
-mark_ask_stamp(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_stamp_t *stamp, ngx_uint_t text)
+mark_ask_stamp(redis_conn_t *conn, ngx_idempotency_redis_stamp_t *stamp,
+    ngx_uint_t text)
 {
     ngx_str_t                        args[NGX_IDEMPOTENCY_REDIS_STAMP_ARGS];
     ngx_str_t                        sha1;
@@ -951,7 +938,7 @@ mark_ask_stamp(ngx_idempotency_redis_conn_t *conn,
 
 
 static void
-mark_stamp_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+mark_stamp_answer(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
     ngx_idempotency_redis_stamp_t  *stamp = data;
@@ -978,8 +965,7 @@ mark_stamp_answer(ngx_idempotency_redis_conn_t *conn, void *data,
 /* the worst of the answers counts */
 
 static void
-mark_is(ngx_idempotency_redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark,
-    ngx_int_t rc)
+mark_is(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark, ngx_int_t rc)
 {
     ngx_uint_t  is;
 
@@ -995,7 +981,7 @@ mark_is(ngx_idempotency_redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark,
 /* the last answer about a mark */
 
 static void
-mark_try_answer(ngx_idempotency_redis_conn_t *conn, void *data,
+mark_try_answer(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply)
 {
     ngx_idempotency_redis_mark_t  *mark = data;
@@ -1011,7 +997,7 @@ mark_try_answer(ngx_idempotency_redis_conn_t *conn, void *data,
     mark_is(conn, mark, rc);
     conn->marks[mark->n] &= ~MARK_ASKED;
 
-    if (conn->state == ngx_idempotency_redis_ready) {
+    if (conn->state == redis_ready) {
         conn->kind->ready(conn);
     }
 }
@@ -1021,8 +1007,7 @@ mark_try_answer(ngx_idempotency_redis_conn_t *conn, void *data,
    node of the cluster; NGX_AGAIN: the server is busy, or no master */
 
 static ngx_int_t
-mark_error(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_reply_t *reply)
+mark_error(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
 {
     ngx_idempotency_redis_verdict_t  verdict;
 
@@ -1059,8 +1044,8 @@ mark_error(ngx_idempotency_redis_conn_t *conn,
 /* what try.lua has found out */
 
 static ngx_int_t
-mark_may(ngx_idempotency_redis_conn_t *conn,
-    ngx_idempotency_redis_mark_t *mark, ngx_idempotency_redis_reply_t *reply)
+mark_may(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark,
+    ngx_idempotency_redis_reply_t *reply)
 {
     u_char      code;
     ngx_str_t  *what;
