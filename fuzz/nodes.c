@@ -262,6 +262,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     ngx_memzero(slots, sizeof(slots));
 
     kind = data[0] % 4;
+    redis.log = &log;
     redis.conf.connections = 1;
     ngx_str_set(&redis.conf.master, "m");
     redis.slots = (kind == 0 || kind == 3) ? slots : NULL;

@@ -623,9 +623,9 @@ sub cluster {
                               . " connect_timeout 20s; user nginx; password_file $password; }",
                       server => 'location / { redis_caller r; }');
     is(scalar(grep { $other->get(uri($_, script => $get))->{body} =~ /^error=0/ } @keys), 60, 'a user');
-    my $told = $other->start('GET', '/?watch=k1&n=2&msec=60000');
-    $heard->('k1');
-    like($other->get(uri('k1', script => 'return redis.call("spublish", KEYS[1], 1)'))->{body}, qr/^error=0.*:[12]$/m,
+    my $told = $other->start('GET', '/?watch=k50&n=2&msec=60000');
+    $heard->('k50');
+    like($other->get(uri('k50', script => 'return redis.call("spublish", KEYS[1], 1)'))->{body}, qr/^error=0.*:[12]$/m,
          '... that may publish');
     is($told->response->{body}, "told 2\n", '... and be told');
     unlike($other->log, qr/NOPERM|\[error\]/, '... without a complaint');

@@ -72,7 +72,6 @@ typedef struct {
 } pubsub_channel_t;
 
 
-static void redis_connect(ngx_idempotency_redis_t *redis);
 static void redis_wait_events(redis_conn_t *conn, struct pollfd *fd);
 static void redis_look_handler(ngx_event_t *ev);
 static void redis_look(redis_node_t *node);
@@ -94,8 +93,7 @@ static ngx_int_t node_move(redis_node_t *node, ngx_str_t *host,
     in_port_t port);
 static ngx_int_t node_set_address(redis_node_t *node, ngx_str_t *text);
 static ngx_int_t discovery_start(ngx_idempotency_redis_t *redis);
-static void discovery_next(ngx_idempotency_redis_t *redis);
-static void discovery_lost(redis_conn_t *conn);
+static void discovery_next(redis_conn_t *conn);
 static void discovery_ready(redis_conn_t *conn);
 static void discovery_answer(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
@@ -129,7 +127,7 @@ static void pubsub_lost(redis_conn_t *conn);
 static redis_kind_t  discovery_kind = {
     1,
     discovery_ready,
-    discovery_lost,
+    discovery_next,
     sentinel_push,
     NULL,
     NULL
@@ -173,6 +171,7 @@ ngx_idempotency_redis_init_process(ngx_idempotency_redis_t *redis,
     }
 
     redis->started = 1;
+    redis->log = cycle->log;
 
     ngx_queue_init(&redis->nodes);
     ngx_queue_init(&redis->conns);
@@ -253,8 +252,23 @@ ngx_idempotency_redis_wait(ngx_idempotency_redis_t *redis, ngx_msec_t time,
     redis_conn_t   *conn, *conns[REDIS_POLL];
     struct pollfd   fds[REDIS_POLL];
 
-    if (first) {
-        redis_connect(redis);
+    conn = NULL;
+
+    while (first
+           && (conn = ngx_idempotency_redis_conn_next(redis, conn)) != NULL)
+    {
+        if (conn->kind == &ngx_idempotency_redis_pipeline
+            && conn->state == redis_closed)
+        {
+            /* it is tried once more before its calls are given up */
+
+            if (conn->timer.timer_set) {
+                ngx_del_timer(&conn->timer);
+            }
+
+            conn->down = 0;
+            ngx_idempotency_redis_conn_connect(conn);
+        }
     }
 
     ngx_event_process_posted((ngx_cycle_t *) ngx_cycle, &ngx_posted_events);
@@ -284,33 +298,6 @@ ngx_idempotency_redis_wait(ngx_idempotency_redis_t *redis, ngx_msec_t time,
     }
 
     ngx_event_process_posted((ngx_cycle_t *) ngx_cycle, &ngx_posted_events);
-}
-
-
-/* each connection is tried once more before its calls are given up */
-
-static void
-redis_connect(ngx_idempotency_redis_t *redis)
-{
-    redis_conn_t  *conn;
-
-    conn = NULL;
-
-    while ((conn = ngx_idempotency_redis_conn_next(redis, conn)) != NULL) {
-
-        if (conn->kind != &ngx_idempotency_redis_pipeline
-            || conn->state != redis_closed)
-        {
-            continue;
-        }
-
-        if (conn->timer.timer_set) {
-            ngx_del_timer(&conn->timer);
-        }
-
-        conn->down = 0;
-        ngx_idempotency_redis_conn_connect(conn);
-    }
 }
 
 
@@ -900,8 +887,7 @@ node_move(redis_node_t *node, ngx_str_t *host, in_port_t port)
 
     conn = NULL;
 
-    while ((conn = ngx_idempotency_redis_conn_next(node->redis, conn))
-           != NULL)
+    while ((conn = ngx_idempotency_redis_conn_next(node->redis, conn)) != NULL)
     {
         if (conn->node == node) {
             ngx_idempotency_redis_conn_restart(conn, 1,
@@ -928,7 +914,6 @@ node_set_address(redis_node_t *node, ngx_str_t *text)
 
     if (ngx_parse_addr(pool, &addr, text->data, text->len) == NGX_OK) {
         ngx_memcpy(&node->sockaddr, addr.sockaddr, addr.socklen);
-        ngx_inet_set_port(&node->sockaddr.sockaddr, node->port);
 
         node->addr.sockaddr = &node->sockaddr.sockaddr;
         node->addr.socklen = addr.socklen;
@@ -1061,7 +1046,7 @@ discovery_start(ngx_idempotency_redis_t *redis)
     }
 
     for (i = ngx_random() % redis->conf.servers.nelts + 1; i; i--) {
-        discovery_next(redis);
+        discovery_next(redis->discovery);
     }
 
     ngx_idempotency_redis_conn_connect(redis->discovery);
@@ -1073,11 +1058,13 @@ discovery_start(ngx_idempotency_redis_t *redis)
 /* the next node of the configuration or of the map */
 
 static void
-discovery_next(ngx_idempotency_redis_t *redis)
+discovery_next(redis_conn_t *conn)
 {
-    redis_node_t  *node;
+    redis_node_t             *node;
+    ngx_idempotency_redis_t  *redis;
 
-    node = redis->discovery->node;
+    redis = conn->redis;
+    node = conn->node;
 
     do {
         node = node_next(redis, node);
@@ -1088,14 +1075,7 @@ discovery_next(ngx_idempotency_redis_t *redis)
 
     } while (!node->seed && !(redis->slots && node->known));
 
-    redis->discovery->node = node;
-}
-
-
-static void
-discovery_lost(redis_conn_t *conn)
-{
-    discovery_next(conn->redis);
+    conn->node = node;
 }
 
 
@@ -1208,7 +1188,7 @@ sentinel_master(ngx_idempotency_redis_t *redis, ngx_str_t *host,
         return;
     }
 
-    ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
+    ngx_log_error(NGX_LOG_NOTICE, redis->log, 0,
                   "idempotency_redis \"%V\": the master \"%V\" is %V",
                   &redis->conf.name, &redis->conf.master, &node->name);
 }
@@ -1628,8 +1608,7 @@ pubsub_push(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
             ngx_idempotency_redis_doubt(conn->redis, 1);
         }
 
-        due = ngx_queue_data(ngx_queue_head(&conn->due),
-                             redis_due_t, queue);
+        due = ngx_queue_data(ngx_queue_head(&conn->due), redis_due_t, queue);
 
         return (conn->ndue && due->data) ? NGX_DECLINED : NGX_OK;
     }

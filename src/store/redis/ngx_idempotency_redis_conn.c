@@ -192,10 +192,6 @@ ngx_idempotency_redis_conn_stop(redis_conn_t *conn, char *why)
     conn->why.data = (u_char *) why;
     conn->why.len = ngx_strlen(why);
 
-    if (conn->state == redis_ready) {
-        conn->since = ngx_current_msec;
-    }
-
     ngx_idempotency_redis_conn_close(conn);
     conn_drain(conn);
 
@@ -223,7 +219,7 @@ ngx_idempotency_redis_conn_back(redis_conn_t *conn)
     if (conn->node->warned & NGX_IDEMPOTENCY_REDIS_WARN_AWAY) {
         conn->node->warned &= ~NGX_IDEMPOTENCY_REDIS_WARN_AWAY;
 
-        ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
+        ngx_log_error(NGX_LOG_NOTICE, conn->redis->log, 0,
                       "idempotency_redis \"%V\": %V is back",
                       &conn->redis->conf.name, &conn->node->name);
     }
@@ -261,14 +257,10 @@ ngx_idempotency_redis_conn_lose(redis_conn_t *conn,
 
     ngx_idempotency_redis_conn_close(conn);
 
-    if (ready) {
-        conn->since = ngx_current_msec;
+    /* a server may accept and close at once, each time: no quick retry */
 
-        /* a server may accept and close at once, each time: no quick retry */
-
-        if (conn->since - conn->begun >= CONN_PAUSE_MAX) {
-            conn->backoff = 0;
-        }
+    if (ready && conn->since - conn->begun >= CONN_PAUSE_MAX) {
+        conn->backoff = 0;
     }
 
     if (error == NGX_IDEMPOTENCY_REDIS_DENIED
@@ -277,8 +269,11 @@ ngx_idempotency_redis_conn_lose(redis_conn_t *conn,
         conn->down = 1;
     }
 
-    conn_log_away(conn);
-    conn_again(conn);
+    if (!ngx_exiting || !ngx_idempotency_redis_conn_idle(conn)) {
+        conn_log_away(conn);
+        conn_again(conn);
+    }
+
     conn_drain(conn);
 
     conn->kind->lost(conn);
@@ -298,21 +293,17 @@ conn_log_away(redis_conn_t *conn)
 
     node = conn->node;
 
-    if ((node->warned & NGX_IDEMPOTENCY_REDIS_WARN_AWAY)
-        || (ngx_exiting && ngx_idempotency_redis_conn_idle(conn)))
-    {
-        return;
-    }
-
     /* at the start it takes a moment until others have told the address */
 
-    if (node->host.len == 0 && node->naddrs == 0 && !conn->down) {
+    if ((node->warned & NGX_IDEMPOTENCY_REDIS_WARN_AWAY)
+        || (node->host.len == 0 && node->naddrs == 0 && !conn->down))
+    {
         return;
     }
 
     node->warned |= NGX_IDEMPOTENCY_REDIS_WARN_AWAY;
 
-    ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+    ngx_log_error(NGX_LOG_ERR, conn->redis->log, 0,
                   "idempotency_redis \"%V\": no connection to %V: %V",
                   &conn->redis->conf.name, &node->name, &conn->why);
 }
@@ -328,7 +319,7 @@ ngx_idempotency_redis_warn(redis_conn_t *conn, ngx_uint_t what, char *text,
 
     conn->node->warned |= what;
 
-    ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
+    ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
                   "idempotency_redis \"%V\": %V %s: %V",
                   &conn->redis->conf.name, &conn->node->name, text, says);
 }
@@ -341,10 +332,6 @@ static void
 conn_again(redis_conn_t *conn)
 {
     ngx_msec_t  pause;
-
-    if (ngx_exiting && ngx_idempotency_redis_conn_idle(conn)) {
-        return;
-    }
 
     pause = conn->backoff ? conn->backoff * 3 / 4
                             + ngx_random() % (conn->backoff / 2)
@@ -363,6 +350,10 @@ ngx_idempotency_redis_conn_close(redis_conn_t *conn)
 {
     ngx_connection_t  *c;
     struct linger      linger;
+
+    if (conn->state == redis_ready) {
+        conn->since = ngx_current_msec;
+    }
 
     conn->generation++;
     conn->state = redis_closed;
@@ -574,7 +565,7 @@ open_connect(redis_conn_t *conn, struct sockaddr *sockaddr, socklen_t socklen)
         return;
     }
 
-    conn->pool = ngx_create_pool(512, ngx_cycle->log);
+    conn->pool = ngx_create_pool(512, conn->redis->log);
     if (conn->pool == NULL) {
         conn_failed(conn, "no memory");
         return;
@@ -604,7 +595,7 @@ open_log(redis_conn_t *conn)
 {
     ngx_log_t  *log;
 
-    log = ngx_cycle->log;
+    log = conn->redis->log;
     conn->ncaught = 0;
 
     if (log->log_level & NGX_LOG_DEBUG_ALL) {
@@ -644,7 +635,7 @@ open_log_writer(ngx_log_t *log, ngx_uint_t level, u_char *buf, size_t len)
     }
 
     if (level <= NGX_LOG_ALERT) {
-        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0, "%*s",
+        ngx_log_error(NGX_LOG_ALERT, conn->redis->log, 0, "%*s",
                       (size_t) (last - p), p);
     }
 
@@ -996,7 +987,7 @@ handshake_settings(redis_conn_t *conn, ngx_str_t *info)
     }
 
     if (node->run_id[0]) {
-        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
+        ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
                       "idempotency_redis \"%V\": %V was started anew, or is "
                       "another server: what it had not stored, or was not "
                       "replicated to it, it has forgotten",
@@ -1007,7 +998,7 @@ handshake_settings(redis_conn_t *conn, ngx_str_t *info)
     node->evicted = 0;
 
     if (policy.len && !ngx_idempotency_resp_in(&policy, "noeviction")) {
-        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
+        ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
                       "idempotency_redis \"%V\": %V forgets when its memory is "
                       "full (maxmemory-policy %V), and what it forgot is "
                       "executed again; set it to noeviction",
@@ -1015,7 +1006,7 @@ handshake_settings(redis_conn_t *conn, ngx_str_t *info)
     }
 
     if (aof.len == 1 && aof.data[0] == '0') {
-        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
+        ngx_log_error(NGX_LOG_WARN, conn->redis->log, 0,
                       "idempotency_redis \"%V\": %V forgets what is newer than "
                       "its last snapshot, if there is any, when it restarts "
                       "(appendonly no), and what it forgot is executed again",
@@ -1042,7 +1033,7 @@ handshake_info(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
         return;
     }
 
-    ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
+    ngx_log_error(NGX_LOG_ERR, conn->redis->log, 0,
                   "idempotency_redis \"%V\": %V has evicted %L keys, %L of "
                   "them lately: tokens among them are executed again",
                   &conn->redis->conf.name, &node->name, n,
@@ -1127,16 +1118,20 @@ io_read_handler(ngx_event_t *rev)
     c = rev->data;
     conn = c->data;
 
-    /* an exiting worker does not wait for a connection without calls */
-
-    if (c->close && !c->error && !ngx_idempotency_redis_conn_idle(conn)) {
-        c->close = 0;
-        return;
-    }
-
     if (c->close) {
-        conn_failed(conn, "the worker process exits");
-        return;
+
+        /* an exiting worker does not wait for a connection without calls */
+
+        if (c->error || ngx_idempotency_redis_conn_idle(conn)) {
+            conn_failed(conn, "the worker process exits");
+            return;
+        }
+
+        c->close = 0;
+
+        if (!rev->ready) {
+            return;
+        }
     }
 
     if (conn->state == redis_connecting) {
@@ -1203,7 +1198,9 @@ io_replies(redis_conn_t *conn)
                                             ? "no memory for its answer"
                                             : "its answer is not RESP");
 
-        } else if (conn->kind->push && conn->kind->push(conn, reply) == NGX_OK) {
+        } else if (conn->kind->push
+                   && conn->kind->push(conn, reply) == NGX_OK)
+        {
             continue;
 
         } else if (conn->ndue) {

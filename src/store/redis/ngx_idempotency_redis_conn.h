@@ -194,6 +194,7 @@ struct ngx_idempotency_redis_s {
     ngx_uint_t                         nmarks;
 
     /* all below is a worker's own */
+    ngx_log_t                         *log;
     ngx_queue_t                        nodes;
     ngx_queue_t                        conns;
     /* the only server, or the master; where calls wait for a cluster's map */

@@ -249,11 +249,12 @@ static void
 pipeline_write(redis_conn_t *conn, ngx_idempotency_redis_call_t *call)
 {
     uint64_t                     until;
-    ngx_uint_t                   i, meant;
+    ngx_uint_t                   i, keys, meant;
     ngx_idempotency_resp_buf_t  *out;
 
     out = &conn->out;
     meant = (call->meant && call->mark->nstamps == 1);
+    keys = (call->key.len != 0) + meant;
 
     /* if ASKING fails, the call fails, too */
 
@@ -261,8 +262,8 @@ pipeline_write(redis_conn_t *conn, ngx_idempotency_redis_call_t *call)
         ngx_idempotency_redis_conn_ask(conn, NULL, NULL, "ASKING");
     }
 
-    ngx_idempotency_resp_command(out, 3 + (call->key.len != 0) + call->nargs
-                                      + call->until + 3 * meant);
+    ngx_idempotency_resp_command(out, 3 + keys + call->nargs + call->until
+                                      + 2 * meant);
 
     if (call->eval) {
         ngx_idempotency_resp_word(out, (u_char *) "EVAL", 4);
@@ -274,17 +275,14 @@ pipeline_write(redis_conn_t *conn, ngx_idempotency_redis_call_t *call)
                                   sizeof(call->script->sha1));
     }
 
+    ngx_idempotency_resp_number(out, keys);
+
+    if (call->key.len) {
+        ngx_idempotency_resp_str(out, &call->key);
+    }
+
     if (meant) {
-        ngx_idempotency_resp_word(out, (u_char *) "2", 1);
-        ngx_idempotency_resp_str(out, &call->key);
         ngx_idempotency_resp_str(out, &call->mark->stamps->key);
-
-    } else if (call->key.len) {
-        ngx_idempotency_resp_word(out, (u_char *) "1", 1);
-        ngx_idempotency_resp_str(out, &call->key);
-
-    } else {
-        ngx_idempotency_resp_word(out, (u_char *) "0", 1);
     }
 
     for (i = 0; i < call->nargs; i++) {
@@ -438,9 +436,7 @@ pipeline_refused(redis_conn_t *conn, ngx_idempotency_redis_call_t *call,
     case NGX_IDEMPOTENCY_REDIS_MOVED:
     case NGX_IDEMPOTENCY_REDIS_ASK:
 
-        if (conn->redis->slots == NULL
-            || ++call->tries > PIPELINE_TRIES)
-        {
+        if (conn->redis->slots == NULL || ++call->tries > PIPELINE_TRIES) {
             break;
         }
 

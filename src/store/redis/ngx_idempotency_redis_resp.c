@@ -24,7 +24,6 @@ typedef struct {
 } word_t;
 
 
-static void resp_consume(ngx_idempotency_resp_t *resp);
 static ngx_int_t resp_scan(ngx_idempotency_resp_t *resp);
 static ngx_int_t resp_value(u_char *p, u_char *last,
     ngx_idempotency_redis_reply_t *value, size_t *size);
@@ -76,8 +75,6 @@ ngx_idempotency_resp_room(ngx_idempotency_resp_t *resp, size_t *size)
 {
     u_char  *p;
     size_t   used, want;
-
-    resp_consume(resp);
 
     /* a string's length is known before its bytes; it is trusted only as far as
        bytes came */
@@ -176,7 +173,15 @@ ngx_idempotency_resp_next(ngx_idempotency_resp_t *resp,
     ngx_int_t                       rc;
     ngx_idempotency_redis_reply_t  *next;
 
-    resp_consume(resp);
+    /* the last reply is not needed any more */
+
+    if (resp->whole) {
+        ngx_idempotency_resp_skip(&resp->in, resp->scanned);
+
+        resp->whole = 0;
+        resp->values = 0;
+        resp->scanned = 0;
+    }
 
     rc = resp_scan(resp);
 
@@ -246,23 +251,6 @@ ngx_idempotency_resp_free(ngx_idempotency_resp_t *resp)
     }
 
     ngx_memzero(resp, sizeof(ngx_idempotency_resp_t));
-}
-
-
-/* the last reply is not needed any more */
-
-static void
-resp_consume(ngx_idempotency_resp_t *resp)
-{
-    if (!resp->whole) {
-        return;
-    }
-
-    ngx_idempotency_resp_skip(&resp->in, resp->scanned);
-
-    resp->whole = 0;
-    resp->values = 0;
-    resp->scanned = 0;
 }
 
 
