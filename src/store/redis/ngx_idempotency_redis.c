@@ -1565,7 +1565,8 @@ pubsub_unwatch(ngx_event_t *ev)
 }
 
 
-/* NGX_DECLINED: this is an answer, perhaps to a subscription */
+/* NGX_DECLINED: this is an answer, perhaps to a subscription.  In a cluster the
+   first words begin with an "s". */
 
 static ngx_int_t
 pubsub_push(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
@@ -1588,9 +1589,7 @@ pubsub_push(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
         channel = NULL;
     }
 
-    if (ngx_idempotency_resp_is(word, "message")
-        || ngx_idempotency_resp_is(word, "smessage"))
-    {
+    if (ngx_idempotency_resp_in(word, "message")) {
         if (channel) {
             channel->handler(channel->data, &channel->name.str);
         }
@@ -1598,9 +1597,8 @@ pubsub_push(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
         return NGX_OK;
     }
 
-    if (ngx_idempotency_resp_is(word, "unsubscribe")
-        || ngx_idempotency_resp_is(word, "sunsubscribe"))
-    {
+    if (ngx_idempotency_resp_in(word, "unsubscribe")) {
+
         /* when a slot moves, the server drops its subscriptions by itself */
 
         if (channel) {

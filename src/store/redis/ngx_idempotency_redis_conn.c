@@ -460,6 +460,8 @@ conn_open(redis_conn_t *conn)
     redis_node_t  *node;
 
     node = conn->node;
+
+    conn->state = redis_connecting;
     conn->attempts++;
     conn->begun = ngx_current_msec;
 
@@ -485,7 +487,6 @@ open_resolve(redis_conn_t *conn)
     ngx_idempotency_redis_conf_t  *conf;
 
     conf = &conn->redis->conf;
-    conn->state = redis_naming;
 
     ctx = conf->resolver ? ngx_resolve_start(conf->resolver, NULL) : NULL;
 
@@ -538,8 +539,6 @@ open_connect(redis_conn_t *conn, struct sockaddr *sockaddr, socklen_t socklen)
     ngx_int_t               rc;
     ngx_connection_t       *c;
     ngx_peer_connection_t  *peer;
-
-    conn->state = redis_connecting;
 
     ngx_memcpy(&conn->sockaddr, sockaddr, socklen);
     ngx_inet_set_port(&conn->sockaddr.sockaddr, conn->node->port);

@@ -58,7 +58,6 @@ typedef struct {
 
 typedef enum {
     redis_closed = 0,
-    redis_naming,
     redis_connecting,
     redis_handshake,
     redis_ready
