@@ -41,7 +41,6 @@ typedef union {
     ngx_idempotency_complete_t   complete;
     ngx_idempotency_find_t       find;
     ngx_idempotency_forget_t     forget;
-    ngx_idempotency_renew_t      renew;
     ngx_idempotency_list_t       list;
 } late_any_t;
 
@@ -108,8 +107,6 @@ static ngx_int_t late_find(ngx_idempotency_store_t *store,
     ngx_idempotency_find_t *find);
 static ngx_int_t late_forget(ngx_idempotency_store_t *store,
     ngx_idempotency_forget_t *forget);
-static ngx_int_t late_renew(ngx_idempotency_store_t *store,
-    ngx_idempotency_renew_t *renew);
 static ngx_int_t late_list(ngx_idempotency_store_t *store,
     ngx_idempotency_list_t *list);
 static void late_cancel(ngx_idempotency_store_t *store,
@@ -119,7 +116,6 @@ static ngx_int_t late_run_claim(late_t *late);
 static ngx_int_t late_run_complete(late_t *late);
 static ngx_int_t late_run_find(late_t *late);
 static ngx_int_t late_run_forget(late_t *late);
-static ngx_int_t late_run_renew(late_t *late);
 static ngx_int_t late_run_list(late_t *late);
 
 static ngx_int_t late_figures(ngx_idempotency_store_t *store, ngx_msec_t now,
@@ -146,10 +142,6 @@ static const late_kind_t  late_kind_forget = {
     sizeof(ngx_idempotency_forget_t), late_run_forget, 1, 0
 };
 
-static const late_kind_t  late_kind_renew = {
-    sizeof(ngx_idempotency_renew_t), late_run_renew, 1, 0
-};
-
 static const late_kind_t  late_kind_list = {
     sizeof(ngx_idempotency_list_t), late_run_list, 0, 0
 };
@@ -160,7 +152,6 @@ const ngx_idempotency_engine_t  ngx_idempotency_late_engine = {
     late_complete,
     late_find,
     late_forget,
-    late_renew,
     late_list,
     late_cancel,
     late_figures,
@@ -202,13 +193,6 @@ static ngx_int_t
 late_forget(ngx_idempotency_store_t *store, ngx_idempotency_forget_t *forget)
 {
     return late_ask(store, &forget->op, &late_kind_forget);
-}
-
-
-static ngx_int_t
-late_renew(ngx_idempotency_store_t *store, ngx_idempotency_renew_t *renew)
-{
-    return late_ask(store, &renew->op, &late_kind_renew);
 }
 
 
@@ -757,13 +741,6 @@ static ngx_int_t
 late_run_forget(late_t *late)
 {
     return ngx_idempotency_shm_engine.forget(late->store, &late->as.forget);
-}
-
-
-static ngx_int_t
-late_run_renew(late_t *late)
-{
-    return ngx_idempotency_shm_engine.renew(late->store, &late->as.renew);
 }
 
 

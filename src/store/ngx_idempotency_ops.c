@@ -99,8 +99,6 @@ static void shm_look_handler(ngx_event_t *ev);
 static void shm_wait_flushed(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op, uint32_t sequence);
 static ngx_int_t shm_flushed(ngx_idempotency_op_t *op);
-static ngx_int_t shm_renew(ngx_idempotency_store_t *store,
-    ngx_idempotency_renew_t *renew);
 static void shm_start(ngx_idempotency_store_t *store,
     ngx_idempotency_op_t *op);
 static ngx_int_t shm_begin(ngx_idempotency_shm_t *shm,
@@ -146,7 +144,6 @@ const ngx_idempotency_engine_t  ngx_idempotency_shm_engine = {
     shm_complete,
     shm_find,
     shm_forget,
-    shm_renew,
     shm_list,
     shm_cancel,
     ngx_idempotency_shm_figures,
@@ -696,37 +693,6 @@ shm_flushed(ngx_idempotency_op_t *op)
     }
 
     return op->waiting ? NGX_AGAIN : NGX_OK;
-}
-
-
-static ngx_int_t
-shm_renew(ngx_idempotency_store_t *store, ngx_idempotency_renew_t *renew)
-{
-    ngx_idempotency_op_t      *op;
-    ngx_idempotency_shm_t     *shm;
-    ngx_idempotency_record_t  *rec;
-
-    shm = store->data;
-    op = &renew->op;
-
-    if (shm_begin(shm, op) != NGX_OK) {
-        return NGX_OK;
-    }
-
-    if (ngx_idempotency_record_current(shm, op->token, op->now) == NULL) {
-        op->result = NGX_IDEMPOTENCY_ABSENT;
-
-    } else {
-        rec = shm_own(shm, op, renew->fence);
-
-        if (rec) {
-            ngx_idempotency_record_renew(rec, renew->lease, op->now);
-        }
-    }
-
-    ngx_idempotency_shm_unlock(shm);
-
-    return NGX_OK;
 }
 
 

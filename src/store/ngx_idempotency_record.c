@@ -729,7 +729,6 @@ ngx_idempotency_record_own(ngx_idempotency_shm_t *shm,
 
     rec->recorded = now;
     rec->as.pending.owner = ngx_idempotency_worker_self();
-    rec->as.pending.renewed = 0;
 
     ngx_idempotency_writeback_add(shm, rec);
 }
@@ -750,7 +749,6 @@ ngx_idempotency_record_take(ngx_idempotency_shm_t *shm,
                                       claim->op.now);
 
         rec->as.pending.owner = ngx_idempotency_worker_self();
-        rec->as.pending.renewed = 0;
 
     } else {
         window = record_window(shm, claim->window, claim->span);
@@ -857,22 +855,6 @@ ngx_idempotency_record_sequence(ngx_idempotency_shm_t *shm,
     last = shm->sh->sequence;
 
     return last - (uint32_t) ((uint32_t) last - rec->sequence);
-}
-
-
-/* the owner has shown that it lives: its lease counts from here on */
-
-void
-ngx_idempotency_record_renew(ngx_idempotency_record_t *rec, ngx_msec_t lease,
-    ngx_msec_t now)
-{
-    ngx_msec_int_t  since;
-
-    since = (ngx_msec_int_t) (now - rec->recorded);
-    since = ngx_max(since, 0);
-
-    rec->lease = record_lease(lease);
-    rec->as.pending.renewed = record_lease(since);
 }
 
 
@@ -1118,15 +1100,7 @@ record_counts(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 ngx_uint_t
 ngx_idempotency_record_alive(ngx_idempotency_record_t *rec, ngx_msec_t now)
 {
-    ngx_msec_t  seen;
-
-    seen = rec->recorded;
-
-    if (rec->state == NGX_IDEMPOTENCY_PENDING) {
-        seen += rec->as.pending.renewed;
-    }
-
-    return ngx_idempotency_worker_alive(&rec->as.pending.owner, seen,
+    return ngx_idempotency_worker_alive(&rec->as.pending.owner, rec->recorded,
                                         rec->lease, now);
 }
 

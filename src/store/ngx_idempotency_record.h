@@ -150,11 +150,9 @@ struct ngx_idempotency_record_s {
 
     union {
         struct {
-            /* the workers with requests that wait for it; its owner; how long
-               after the claim the owner last gave a sign of life */
+            /* the workers with requests that wait for it; its owner */
             ngx_idempotency_workers_t   waiting;
             ngx_idempotency_worker_t    owner;
-            uint32_t                    renewed;
         } pending;
 
         struct {
@@ -289,8 +287,6 @@ void ngx_idempotency_record_change(ngx_idempotency_shm_t *shm,
     ngx_msec_t now);
 void ngx_idempotency_record_own(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
-void ngx_idempotency_record_renew(ngx_idempotency_record_t *rec,
-    ngx_msec_t lease, ngx_msec_t now);
 void ngx_idempotency_record_publish(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_outcome_e outcome,
     ngx_uint_t status, ngx_msec_t now);

@@ -43,8 +43,8 @@ typedef enum {
     NGX_IDEMPOTENCY_VERSION,       /* claim: bound by another version */
     NGX_IDEMPOTENCY_CHANGED,       /* a claim that waited may be tried again */
     NGX_IDEMPOTENCY_UNFINISHED,    /* within an engine: there is more to free */
-    NGX_IDEMPOTENCY_ABSENT,        /* find, forget, renew: no such token */
-    NGX_IDEMPOTENCY_STALE,         /* complete, renew: an old fence */
+    NGX_IDEMPOTENCY_ABSENT,        /* find, forget: no such token */
+    NGX_IDEMPOTENCY_STALE,         /* complete: an old fence */
     NGX_IDEMPOTENCY_TRIMMED,       /* complete: no memory for its response */
     NGX_IDEMPOTENCY_EXPIRED,       /* claim: absent, perhaps as it ended */
     NGX_IDEMPOTENCY_LIMITED,       /* claim: fresh, and over its quota */
@@ -268,15 +268,6 @@ typedef struct {
 } ngx_idempotency_forget_t;
 
 
-/* the owner lives, and keeps its claim for another lease from now on */
-
-typedef struct {
-    ngx_idempotency_op_t            op;
-    uint64_t                        fence;
-    ngx_msec_t                      lease;
-} ngx_idempotency_renew_t;
-
-
 /* Up to n records, in no order.  Repeated until the cursor is 0 again, a list
    has each record that exists all the time exactly once, whatever else comes
    and goes.  An answer may be empty although there are more records. */
@@ -312,8 +303,6 @@ typedef struct {
                                        ngx_idempotency_find_t *find);
     ngx_int_t                     (*forget)(ngx_idempotency_store_t *store,
                                        ngx_idempotency_forget_t *forget);
-    ngx_int_t                     (*renew)(ngx_idempotency_store_t *store,
-                                       ngx_idempotency_renew_t *renew);
     ngx_int_t                     (*list)(ngx_idempotency_store_t *store,
                                        ngx_idempotency_list_t *list);
 

@@ -450,25 +450,6 @@ forget(ngx_uint_t token, ngx_msec_t now)
 }
 
 
-ngx_uint_t
-op_renew(zone_t *z, op_t *op)
-{
-    ngx_int_t                rc;
-    ngx_idempotency_renew_t  renew;
-
-    ngx_memzero(&renew, sizeof(ngx_idempotency_renew_t));
-    op_prepare(&renew.op, op, op_handler);
-
-    renew.fence = op->fence;
-    renew.lease = op->lease;
-
-    rc = z->store.engine->renew(&z->store, &renew);
-    check_equal(op_run(z, &renew.op, rc), NGX_OK);
-
-    return op->result;
-}
-
-
 /* the operation itself: its cursor goes on in it */
 
 ngx_uint_t

@@ -217,7 +217,6 @@ ngx_uint_t op_complete(zone_t *z, op_t *op);
 ngx_uint_t op_release(zone_t *z, op_t *op);
 ngx_uint_t op_find(zone_t *z, op_t *op);
 ngx_uint_t op_forget(zone_t *z, op_t *op);
-ngx_uint_t op_renew(zone_t *z, op_t *op);
 ngx_uint_t op_list(zone_t *z, ngx_idempotency_list_t *list);
 void op_cancel(zone_t *z, op_t *op);
 
