@@ -55,12 +55,10 @@ static char *secret_add(ngx_idempotency_secret_t *secret, ngx_str_t *word,
 static void secret_digest(ngx_idempotency_secret_t *secret,
     ngx_idempotency_seal_key_t *seal, ngx_str_t *key);
 static char *secret_key(ngx_str_t *word, ngx_str_t *key);
-static ngx_int_t secret_hex(ngx_str_t *word, ngx_str_t *key);
 static ngx_int_t secret_base64(ngx_str_t *word, ngx_str_t *key);
 static void secret_derive(ngx_idempotency_seal_key_t *seal, ngx_str_t *key);
 static void secret_expand(const ngx_idempotency_digest_key_t *key, char *info,
     u_char *out);
-static ngx_uint_t secret_known(ngx_idempotency_secret_t *secret, u_char *id);
 static void seal_forged(ngx_idempotency_item_t *item);
 static ngx_uint_t seal_is_sound(ngx_idempotency_item_t *item);
 static ngx_uint_t seal_is_marked(const ngx_idempotency_secret_t *secret,
@@ -75,12 +73,11 @@ static ngx_int_t seal_one(const ngx_idempotency_seal_key_t *key,
 static ngx_idempotency_seal_e seal_open(
     const ngx_idempotency_secret_t *secret, ngx_idempotency_item_t *item,
     ngx_uint_t times);
+static ngx_idempotency_seal_e seal_crypt(
+    const ngx_idempotency_seal_key_t *key, ngx_idempotency_item_t *item,
+    size_t len, ngx_uint_t times, int encrypt);
 static const ngx_idempotency_seal_key_t *seal_key(
     const ngx_idempotency_secret_t *secret, u_char *id);
-static EVP_CIPHER_CTX *seal_cipher(const ngx_idempotency_seal_key_t *key,
-    u_char *salt, int encrypt);
-static ngx_int_t seal_along(EVP_CIPHER_CTX *ctx, u_char *id,
-    ngx_idempotency_item_t *item, ngx_uint_t times);
 static u_char *seal_claim(u_char *p, ngx_idempotency_item_t *item);
 static u_char *seal_number(u_char *p, uint64_t n);
 static void seal_none(ngx_idempotency_item_t *item);
@@ -199,7 +196,11 @@ secret_add(ngx_idempotency_secret_t *secret, ngx_str_t *word,
     if (why == NULL) {
         secret_derive(&seal, &key);
 
-        if (secret_known(secret, seal.id)) {
+        if (seal_key(secret, seal.id)
+            || (secret->digest_key
+                && ngx_memcmp(secret->id, seal.id, NGX_IDEMPOTENCY_SEAL_ID_LEN)
+                   == 0))
+        {
             why = "duplicate key";
 
         } else if (digest) {
@@ -244,12 +245,14 @@ secret_digest(ngx_idempotency_secret_t *secret,
 
 
 /* a word of hexadecimal digits only is hexadecimal: if a digit got lost, it
-   must not become another key, in base64 */
+   must not become another key, in base64.  key->len is the key's true length,
+   even if it is too long */
 
 static char *
 secret_key(ngx_str_t *word, ngx_str_t *key)
 {
-    size_t  i;
+    size_t     i;
+    ngx_int_t  rc;
 
     for (i = 0; i < word->len; i++) {
         if (ngx_hextoi(word->data + i, 1) == NGX_ERROR) {
@@ -257,11 +260,19 @@ secret_key(ngx_str_t *word, ngx_str_t *key)
         }
     }
 
-    key->len = 0;
+    if (i < word->len) {
+        rc = secret_base64(word, key);
 
-    if ((i == word->len ? secret_hex(word, key) : secret_base64(word, key))
-        != NGX_OK)
-    {
+    } else {
+        rc = (word->len % 2) ? NGX_ERROR : NGX_OK;
+        key->len = word->len / 2;
+
+        for (i = 0; i < ngx_min(key->len, NGX_IDEMPOTENCY_SECRET_MAX); i++) {
+            key->data[i] = (u_char) ngx_hextoi(word->data + 2 * i, 2);
+        }
+    }
+
+    if (rc != NGX_OK) {
         return "a key that is neither hexadecimal nor base64";
     }
 
@@ -274,27 +285,6 @@ secret_key(ngx_str_t *word, ngx_str_t *key)
     }
 
     return NULL;
-}
-
-
-/* key->len is the key's true length, even if it is too long */
-
-static ngx_int_t
-secret_hex(ngx_str_t *word, ngx_str_t *key)
-{
-    size_t  i;
-
-    if (word->len % 2) {
-        return NGX_ERROR;
-    }
-
-    key->len = word->len / 2;
-
-    for (i = 0; i < key->len && i < NGX_IDEMPOTENCY_SECRET_MAX; i++) {
-        key->data[i] = (u_char) ngx_hextoi(word->data + 2 * i, 2);
-    }
-
-    return NGX_OK;
 }
 
 
@@ -367,27 +357,6 @@ secret_expand(const ngx_idempotency_digest_key_t *key, char *info, u_char *out)
     ngx_idempotency_digest_final(&d, out);
 
     OPENSSL_cleanse(&d, sizeof(ngx_idempotency_digest_t));
-}
-
-
-static ngx_uint_t
-secret_known(ngx_idempotency_secret_t *secret, u_char *id)
-{
-    return (secret->digest_key
-            && ngx_memcmp(secret->id, id, NGX_IDEMPOTENCY_SEAL_ID_LEN) == 0)
-           || seal_key(secret, id);
-}
-
-
-void
-ngx_idempotency_secret_copy(ngx_idempotency_secret_t *secret,
-    const ngx_idempotency_secret_t *from)
-{
-    *secret = *from;
-
-    if (from->digest_key) {
-        secret->digest_key = &secret->digest;
-    }
 }
 
 
@@ -663,23 +632,20 @@ seal_none(ngx_idempotency_item_t *item)
 }
 
 
-/* seals in place; after a failure the response is undefined */
+/* seals in place */
 
 static ngx_int_t
 seal_one(const ngx_idempotency_seal_key_t *key, ngx_idempotency_item_t *item,
     ngx_uint_t times)
 {
-    int              n;
-    u_char          *data, *tag, *salt, *id;
-    ngx_int_t        rc;
-    EVP_CIPHER_CTX  *ctx;
+    size_t   len;
+    u_char  *salt, *id;
 
-    data = item->response.data;
-    tag = data + item->response.len;
-    salt = tag + NGX_IDEMPOTENCY_SEAL_TAG_LEN;
+    len = item->response.len;
+    salt = item->response.data + len + NGX_IDEMPOTENCY_SEAL_TAG_LEN;
     id = salt + NGX_IDEMPOTENCY_SEAL_SALT_LEN;
 
-    if (item->response.len > NGX_MAX_INT32_VALUE
+    if (len > NGX_MAX_INT32_VALUE
         || RAND_bytes(salt, NGX_IDEMPOTENCY_SEAL_SALT_LEN) != 1)
     {
         return NGX_ERROR;
@@ -688,28 +654,13 @@ seal_one(const ngx_idempotency_seal_key_t *key, ngx_idempotency_item_t *item,
     ngx_memcpy(id, key->id, NGX_IDEMPOTENCY_SEAL_ID_LEN);
     id[NGX_IDEMPOTENCY_SEAL_ID_LEN] = NGX_IDEMPOTENCY_SEAL_SEALED;
 
-    ctx = seal_cipher(key, salt, 1);
-    if (ctx == NULL) {
+    if (seal_crypt(key, item, len, times, 1) != NGX_IDEMPOTENCY_SEAL_OPEN) {
         return NGX_ERROR;
     }
 
-    rc = NGX_ERROR;
+    item->response.len += NGX_IDEMPOTENCY_SEAL_LEN;
 
-    if (seal_along(ctx, id, item, times) == NGX_OK
-        && EVP_EncryptUpdate(ctx, data, &n, data, (int) item->response.len)
-           == 1
-        && EVP_EncryptFinal_ex(ctx, tag, &n) == 1
-        && EVP_CIPHER_CTX_ctrl(ctx, EVP_CTRL_GCM_GET_TAG,
-                               NGX_IDEMPOTENCY_SEAL_TAG_LEN, tag)
-           == 1)
-    {
-        item->response.len += NGX_IDEMPOTENCY_SEAL_LEN;
-        rc = NGX_OK;
-    }
-
-    EVP_CIPHER_CTX_free(ctx);
-
-    return rc;
+    return NGX_OK;
 }
 
 
@@ -719,11 +670,9 @@ static ngx_idempotency_seal_e
 seal_open(const ngx_idempotency_secret_t *secret,
     ngx_idempotency_item_t *item, ngx_uint_t times)
 {
-    int                                n;
     size_t                             len;
-    u_char                            *data, *tag, *salt, *id;
+    u_char                            *data;
     u_char                             mac[NGX_IDEMPOTENCY_MAC_LEN];
-    EVP_CIPHER_CTX                    *ctx;
     ngx_idempotency_seal_e             rc;
     const ngx_idempotency_seal_key_t  *key;
 
@@ -770,69 +719,60 @@ seal_open(const ngx_idempotency_secret_t *secret,
 
     len = item->response.len - NGX_IDEMPOTENCY_SEAL_LEN;
 
-    tag = data + len;
-    salt = tag + NGX_IDEMPOTENCY_SEAL_TAG_LEN;
-    id = salt + NGX_IDEMPOTENCY_SEAL_SALT_LEN;
-
-    key = seal_key(secret, id);
+    key = seal_key(secret, data + len + NGX_IDEMPOTENCY_SEAL_TAG_LEN
+                           + NGX_IDEMPOTENCY_SEAL_SALT_LEN);
     if (key == NULL) {
         return NGX_IDEMPOTENCY_SEAL_GONE;
     }
 
-    ctx = seal_cipher(key, salt, 0);
-    if (ctx == NULL) {
-        return NGX_IDEMPOTENCY_SEAL_FAILED;
-    }
+    rc = seal_crypt(key, item, len, times, 0);
 
-    rc = NGX_IDEMPOTENCY_SEAL_BROKEN;
-
-    if (seal_along(ctx, id, item, times) == NGX_OK
-        && EVP_DecryptUpdate(ctx, data, &n, data, (int) len) == 1
-        && EVP_CIPHER_CTX_ctrl(ctx, EVP_CTRL_GCM_SET_TAG,
-                               NGX_IDEMPOTENCY_SEAL_TAG_LEN, tag)
-           == 1
-        && EVP_DecryptFinal_ex(ctx, tag, &n) == 1)
-    {
+    if (rc == NGX_IDEMPOTENCY_SEAL_OPEN) {
         item->response.len = len;
-        rc = NGX_IDEMPOTENCY_SEAL_OPEN;
     }
-
-    EVP_CIPHER_CTX_free(ctx);
 
     return rc;
 }
 
 
-static const ngx_idempotency_seal_key_t *
-seal_key(const ngx_idempotency_secret_t *secret, u_char *id)
+/*
+ * Encrypts or decrypts so much of the response, with the seal behind it.  After
+ * a failure the response is undefined.  The seal does not cover the counter of
+ * replays.
+ */
+
+static ngx_idempotency_seal_e
+seal_crypt(const ngx_idempotency_seal_key_t *key, ngx_idempotency_item_t *item,
+    size_t len, ngx_uint_t times, int encrypt)
 {
-    ngx_uint_t  i;
-
-    for (i = 0; i < secret->nseals; i++) {
-        if (ngx_memcmp(secret->seals[i].id, id, NGX_IDEMPOTENCY_SEAL_ID_LEN)
-            == 0)
-        {
-            return &secret->seals[i];
-        }
-    }
-
-    return NULL;
-}
-
-
-static EVP_CIPHER_CTX *
-seal_cipher(const ngx_idempotency_seal_key_t *key, u_char *salt, int encrypt)
-{
-    int                        rc;
+    int                        n, rc;
+    u_char                     along[SEAL_DATA], *p, *data, *tag, *salt;
     u_char                     own[NGX_IDEMPOTENCY_DIGEST_LEN];
     EVP_CIPHER_CTX            *ctx;
     ngx_idempotency_digest_t   d;
 
     static const u_char        nonce[12];
 
+    data = item->response.data;
+    tag = data + len;
+    salt = tag + NGX_IDEMPOTENCY_SEAL_TAG_LEN;
+
+    p = along;
+
+    *p++ = NGX_IDEMPOTENCY_SEAL_SEALED;
+    p = ngx_cpymem(p, key->id, NGX_IDEMPOTENCY_SEAL_ID_LEN);
+    *p++ = (u_char) (times ? 1 : 0);
+
+    p = seal_claim(p, item);
+    p = seal_number(p, item->outcome);
+    p = seal_number(p, item->status);
+    p = seal_number(p, item->window);
+    p = seal_number(p, times ? item->recorded : 0);
+    p = seal_number(p, times ? item->ends : 0);
+
     ctx = EVP_CIPHER_CTX_new();
     if (ctx == NULL) {
-        return NULL;
+        return NGX_IDEMPOTENCY_SEAL_FAILED;
     }
 
     /* the second step of HKDF */
@@ -850,37 +790,41 @@ seal_cipher(const ngx_idempotency_seal_key_t *key, u_char *salt, int encrypt)
 
     if (rc != 1) {
         EVP_CIPHER_CTX_free(ctx);
-        return NULL;
+        return NGX_IDEMPOTENCY_SEAL_FAILED;
     }
 
-    return ctx;
+    rc = EVP_CipherUpdate(ctx, NULL, &n, along, (int) (p - along)) == 1
+         && EVP_CipherUpdate(ctx, data, &n, data, (int) len) == 1
+         && (encrypt
+             || EVP_CIPHER_CTX_ctrl(ctx, EVP_CTRL_GCM_SET_TAG,
+                                    NGX_IDEMPOTENCY_SEAL_TAG_LEN, tag)
+                == 1)
+         && EVP_CipherFinal_ex(ctx, tag, &n) == 1
+         && (!encrypt
+             || EVP_CIPHER_CTX_ctrl(ctx, EVP_CTRL_GCM_GET_TAG,
+                                    NGX_IDEMPOTENCY_SEAL_TAG_LEN, tag)
+                == 1);
+
+    EVP_CIPHER_CTX_free(ctx);
+
+    return rc ? NGX_IDEMPOTENCY_SEAL_OPEN : NGX_IDEMPOTENCY_SEAL_BROKEN;
 }
 
 
-/* the seal does not cover the counter of replays */
-
-static ngx_int_t
-seal_along(EVP_CIPHER_CTX *ctx, u_char *id, ngx_idempotency_item_t *item,
-    ngx_uint_t times)
+static const ngx_idempotency_seal_key_t *
+seal_key(const ngx_idempotency_secret_t *secret, u_char *id)
 {
-    int      n;
-    u_char   data[SEAL_DATA], *p;
+    ngx_uint_t  i;
 
-    p = data;
+    for (i = 0; i < secret->nseals; i++) {
+        if (ngx_memcmp(secret->seals[i].id, id, NGX_IDEMPOTENCY_SEAL_ID_LEN)
+            == 0)
+        {
+            return &secret->seals[i];
+        }
+    }
 
-    *p++ = NGX_IDEMPOTENCY_SEAL_SEALED;
-    p = ngx_cpymem(p, id, NGX_IDEMPOTENCY_SEAL_ID_LEN);
-    *p++ = (u_char) (times ? 1 : 0);
-
-    p = seal_claim(p, item);
-    p = seal_number(p, item->outcome);
-    p = seal_number(p, item->status);
-    p = seal_number(p, item->window);
-    p = seal_number(p, times ? item->recorded : 0);
-    p = seal_number(p, times ? item->ends : 0);
-
-    return (EVP_CipherUpdate(ctx, NULL, &n, data, (int) (p - data)) == 1)
-           ? NGX_OK : NGX_ERROR;
+    return NULL;
 }
 
 

@@ -54,11 +54,6 @@ typedef struct {
 char *ngx_idempotency_secret_parse(ngx_idempotency_secret_t *secret,
     u_char *data, size_t len, ngx_uint_t *line);
 
-/* for a configuration that outlives the other one's memory */
-
-void ngx_idempotency_secret_copy(ngx_idempotency_secret_t *secret,
-    const ngx_idempotency_secret_t *from);
-
 void ngx_idempotency_secret_wipe(void *secret);
 
 /* how a stamp compares with an earlier one */

@@ -337,6 +337,7 @@ shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone)
     ngx_idempotency_shm_t     *shm, *old;
     ngx_pool_cleanup_t        *cln;
     ngx_idempotency_store_t   *store;
+    ngx_idempotency_secret_t  *secret;
 
     old = zone->data;
 
@@ -352,10 +353,16 @@ shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone)
 
     /* the name and the keys are the old configuration's, which goes */
 
-    ngx_idempotency_secret_copy(cln->data, old->store->secret);
+    secret = cln->data;
+    *secret = *old->store->secret;
+
+    if (secret->digest_key) {
+        secret->digest_key = &secret->digest;
+    }
+
     cln->handler = ngx_idempotency_secret_wipe;
 
-    store->secret = cln->data;
+    store->secret = secret;
     store->name.data = ngx_pstrdup(cf->pool, &old->store->name);
 
     if (store->name.data == NULL
