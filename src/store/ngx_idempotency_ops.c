@@ -113,8 +113,6 @@ static ngx_int_t shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op,
     ngx_idempotency_cursor_t *cur);
 static ngx_int_t shm_list(ngx_idempotency_store_t *store,
     ngx_idempotency_list_t *list);
-static ngx_uint_t list_some(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_list_t *list, ngx_uint_t bucket, u_char *behind);
 static ngx_uint_t list_record(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now,
     ngx_idempotency_listed_t *listed);
@@ -847,13 +845,12 @@ shm_read(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op, uint32_t left,
  */
 
 static ngx_int_t
-shm_list(ngx_idempotency_store_t *store,
-    ngx_idempotency_list_t *list)
+shm_list(ngx_idempotency_store_t *store, ngx_idempotency_list_t *list)
 {
-    u_char                 *token;
-    uint64_t                key;
-    ngx_uint_t              bucket;
-    ngx_idempotency_shm_t  *shm;
+    u_char                    *token, *behind;
+    ngx_uint_t                 n, bucket, last, looked;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_record_t  *rec;
 
     shm = store->data;
     token = list->op.token;
@@ -862,8 +859,10 @@ shm_list(ngx_idempotency_store_t *store,
         return list_backing(store, list);
     }
 
+    n = list->n;
+    list->n = 0;
+
     if (shm_begin(shm, &list->op) != NGX_OK) {
-        list->n = 0;
         return NGX_OK;
     }
 
@@ -872,37 +871,14 @@ shm_list(ngx_idempotency_store_t *store,
         ngx_memzero(token, NGX_IDEMPOTENCY_DIGEST_LEN);
     }
 
-    bucket = list->cursor - 1;
-    key = ngx_idempotency_tree_key(token);
-
-    bucket = list_some(shm, list, bucket,
-                       (key & shm->sh->mask) == bucket ? token : NULL);
-
-    list->cursor = (bucket > shm->sh->mask) ? 0 : bucket + 1;
-
-    ngx_idempotency_shm_unlock(shm);
-
-    list->op.result = NGX_IDEMPOTENCY_OK;
-
-    return NGX_OK;
-}
-
-
-/* returns the bucket to go on in */
-
-static ngx_uint_t
-list_some(ngx_idempotency_shm_t *shm, ngx_idempotency_list_t *list,
-    ngx_uint_t bucket, u_char *behind)
-{
-    ngx_uint_t                 n, last, looked;
-    ngx_idempotency_record_t  *rec;
-
-    n = 0;
     looked = 0;
+    bucket = list->cursor - 1;
     last = bucket + NGX_IDEMPOTENCY_LIST_BUCKETS;
+    behind = (ngx_idempotency_tree_key(token) & shm->sh->mask) == bucket
+             ? token : NULL;
 
     while (bucket <= shm->sh->mask && bucket < last
-           && n < list->n && looked < NGX_IDEMPOTENCY_LIST_RECORDS)
+           && list->n < n && looked < NGX_IDEMPOTENCY_LIST_RECORDS)
     {
         rec = (ngx_idempotency_record_t *)
                   ngx_idempotency_tree_next(shm, shm->sh->buckets[bucket],
@@ -914,15 +890,19 @@ list_some(ngx_idempotency_shm_t *shm, ngx_idempotency_list_t *list,
         }
 
         looked++;
-        n += list_record(shm, rec, list->op.now, &list->listed[n]);
+        list->n += list_record(shm, rec, list->op.now, &list->listed[list->n]);
 
-        behind = list->op.token;
-        ngx_memcpy(behind, rec->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+        behind = token;
+        ngx_memcpy(token, rec->token, NGX_IDEMPOTENCY_DIGEST_LEN);
     }
 
-    list->n = n;
+    list->cursor = (bucket > shm->sh->mask) ? 0 : bucket + 1;
 
-    return bucket;
+    ngx_idempotency_shm_unlock(shm);
+
+    list->op.result = NGX_IDEMPOTENCY_OK;
+
+    return NGX_OK;
 }
 
 

@@ -251,6 +251,12 @@ struct ngx_idempotency_record_s {
      || (rec)->state == NGX_IDEMPOTENCY_NOTHING                              \
      || (rec)->state == NGX_IDEMPOTENCY_FAILED)
 
+/* no request has wanted the remote claim for so long; clocks may differ */
+
+#define ngx_idempotency_remote_unwanted(rec, now, time)                      \
+    ((int32_t) ((uint32_t) (now) - (rec)->as.remote.wanted)                  \
+     >= (int32_t) (time))
+
 /* can't be evicted: the backing lacks it */
 
 #define ngx_idempotency_record_stays(rec)                                    \

@@ -786,17 +786,6 @@ remote_delay(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 }
 
 
-/* no request wanted it for so long; the clocks of workers may differ */
-
-ngx_uint_t
-ngx_idempotency_remote_unwanted(ngx_idempotency_record_t *rec,
-    ngx_msec_t now, ngx_msec_t time)
-{
-    return (int32_t) ((uint32_t) now - rec->as.remote.wanted)
-           >= (int32_t) time;
-}
-
-
 /* a request of this worker waits for a remote claim; called without the lock,
    and again while it waits */
 

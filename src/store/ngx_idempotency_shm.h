@@ -158,8 +158,6 @@ void ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
 /* remote claims, with the lock held; remote_wait without it: `due` is when the
    backing is asked next */
 
-ngx_uint_t ngx_idempotency_remote_unwanted(ngx_idempotency_record_t *rec,
-    ngx_msec_t now, ngx_msec_t time);
 void ngx_idempotency_remote_wait(ngx_idempotency_shm_t *shm,
     u_char *token, ngx_msec_t due);
 void ngx_idempotency_remote_handler(ngx_event_t *ev);

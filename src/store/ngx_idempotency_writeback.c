@@ -130,6 +130,8 @@ static void tier_probe_failed(ngx_idempotency_tier_t *tier);
 static void tier_maintain(ngx_idempotency_tier_t *tier);
 static void tier_renew(ngx_idempotency_tier_t *tier);
 static ngx_msec_t tier_thirds(ngx_idempotency_record_t *rec, ngx_msec_t now);
+static ngx_int_t tier_member(ngx_idempotency_tier_t *tier, ngx_uint_t serves,
+    ngx_uint_t leaves);
 static void tier_event(ngx_idempotency_tier_t *tier, ngx_event_t *ev,
     ngx_event_handler_pt handler);
 static void tier_stay_handler(ngx_event_t *ev);
@@ -1749,17 +1751,11 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
 
     ngx_add_timer(&tier->watch, 1);
 
-    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-        return NGX_OK;
-    }
-
-    ngx_idempotency_workers_member(&shm->sh->tier.leaving, 0);
-    ngx_idempotency_workers_member(&shm->sh->tier.serving, 0);
-
-    ngx_idempotency_shm_unlock(shm);
-
     if (tier->nbatches) {
         ngx_idempotency_tier_serve(tier, tier->nbatches);
+
+    } else {
+        (void) tier_member(tier, 0, 0);
     }
 
     return NGX_OK;
@@ -1782,14 +1778,25 @@ ngx_idempotency_tier_serve(ngx_idempotency_tier_t *tier, ngx_uint_t nbatches)
 {
     tier->nbatches = nbatches;
 
+    if (tier_member(tier, 1, 0) == NGX_OK) {
+        tier->shm->sh->tier.undelivered = 0;
+    }
+}
+
+
+static ngx_int_t
+tier_member(ngx_idempotency_tier_t *tier, ngx_uint_t serves, ngx_uint_t leaves)
+{
     if (ngx_idempotency_shm_lock(tier->shm) != NGX_OK) {
-        return;
+        return NGX_ERROR;
     }
 
-    ngx_idempotency_workers_member(&tier->shm->sh->tier.serving, 1);
-    tier->shm->sh->tier.undelivered = 0;
+    ngx_idempotency_workers_member(&tier->shm->sh->tier.serving, serves);
+    ngx_idempotency_workers_member(&tier->shm->sh->tier.leaving, leaves);
 
     ngx_idempotency_shm_unlock(tier->shm);
+
+    return NGX_OK;
 }
 
 
@@ -1804,15 +1811,10 @@ ngx_idempotency_tier_quit(ngx_idempotency_shm_t *shm)
     tier = shm->tier;
 
     if (tier == NULL || tier->nbatches == 0 || tier->quit
-        || ngx_idempotency_shm_lock(shm) != NGX_OK)
+        || tier_member(tier, 0, 1) != NGX_OK)
     {
         return;
     }
-
-    ngx_idempotency_workers_member(&shm->sh->tier.serving, 0);
-    ngx_idempotency_workers_member(&shm->sh->tier.leaving, 1);
-
-    ngx_idempotency_shm_unlock(shm);
 
     tier->quit = ngx_current_msec;
 
