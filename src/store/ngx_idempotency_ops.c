@@ -55,17 +55,6 @@ static ngx_queue_t  shm_ready = { &shm_ready, &shm_ready };
 static ngx_event_t  shm_ready_event;
 
 
-/* while the lock is held once, at most so many claims of dead workers end */
-
-#define NGX_IDEMPOTENCY_ORPHANS  64
-
-typedef struct {
-    u_char                     token[NGX_IDEMPOTENCY_DIGEST_LEN];
-    /* 0: it was a question only, which is not logged */
-    uint64_t                   fence;
-} orphan_t;
-
-
 /* an operation that goes on by itself looks again after so long, as a wake-up
    may be lost */
 
@@ -119,12 +108,9 @@ static ngx_uint_t list_record(ngx_idempotency_shm_t *shm,
 static ngx_int_t list_backing(ngx_idempotency_store_t *store,
     ngx_idempotency_list_t *list);
 static ngx_int_t list_page(ngx_idempotency_op_t *op);
-static void list_item(ngx_idempotency_listed_t *listed,
-    ngx_idempotency_item_t *item, int64_t now);
 static void record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
     ngx_idempotency_found_t *found);
 static ngx_msec_t record_lasts(ngx_idempotency_record_t *rec, ngx_msec_t now);
-static ngx_uint_t record_anonymous(ngx_idempotency_record_t *rec);
 static void shm_wait(ngx_idempotency_record_t *rec, ngx_idempotency_op_t *op,
     shm_resume_pt resume);
 static void shm_ready_handler(ngx_event_t *ev);
@@ -133,8 +119,6 @@ static void shm_post_ready(void);
 static ngx_queue_t *shm_bucket(uint64_t key);
 static void shm_cancel(ngx_idempotency_store_t *store,
     ngx_idempotency_op_t *op);
-static void shm_orphan(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t now);
 
 
 const ngx_idempotency_engine_t  ngx_idempotency_shm_engine = {
@@ -285,7 +269,7 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
     {
         /* the backing learns of the doubt before any claim takes it over */
 
-        shm_orphan(shm, rec, op->now);
+        ngx_idempotency_record_orphan(shm, rec, op->now);
     }
 
     if (shm->tier && !claim->local) {
@@ -999,10 +983,13 @@ ngx_idempotency_page_listed(ngx_idempotency_page_t *page)
 static ngx_int_t
 list_page(ngx_idempotency_op_t *op)
 {
-    ngx_uint_t               i, n;
-    ngx_idempotency_shm_t   *shm;
-    ngx_idempotency_list_t  *list;
-    ngx_idempotency_page_t  *page;
+    ngx_uint_t                 i, n;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_item_t    *item;
+    ngx_idempotency_list_t    *list;
+    ngx_idempotency_page_t    *page;
+    ngx_idempotency_found_t   *found;
+    ngx_idempotency_listed_t  *listed;
 
     list = (ngx_idempotency_list_t *) op;
     shm = op->store->data;
@@ -1020,8 +1007,34 @@ list_page(ngx_idempotency_op_t *op)
         /* records that ended since, or are damaged or forged, are left out */
 
         for (i = 0; i < page->n; i++) {
-            if (page->items[i].result == NGX_IDEMPOTENCY_BOUND) {
-                list_item(&list->listed[n++], &page->items[i], page->now);
+            item = &page->items[i];
+
+            if (item->result != NGX_IDEMPOTENCY_BOUND) {
+                continue;
+            }
+
+            listed = &list->listed[n++];
+            found = &listed->found;
+
+            ngx_memcpy(listed->token, item->token, NGX_IDEMPOTENCY_DIGEST_LEN);
+            ngx_memcpy(listed->fingerprint, item->fingerprint,
+                       NGX_IDEMPOTENCY_DIGEST_LEN);
+
+            ngx_memzero(found, sizeof(ngx_idempotency_found_t));
+
+            found->outcome = item->outcome;
+            found->status = item->status;
+            found->fence = item->fence;
+            found->replays = item->replays;
+            found->age = (item->recorded < page->now)
+                         ? page->now - item->recorded : 0;
+            found->response.len = item->response.len;
+
+            if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
+                found->instance = item->instance;
+
+            } else if (item->ends > page->now) {
+                found->left = item->ends - page->now;
             }
         }
 
@@ -1032,104 +1045,6 @@ list_page(ngx_idempotency_op_t *op)
     list->n = n;
 
     return NGX_OK;
-}
-
-
-static void
-list_item(ngx_idempotency_listed_t *listed, ngx_idempotency_item_t *item,
-    int64_t now)
-{
-    ngx_idempotency_found_t  *found;
-
-    found = &listed->found;
-
-    ngx_memcpy(listed->token, item->token, NGX_IDEMPOTENCY_DIGEST_LEN);
-    ngx_memcpy(listed->fingerprint, item->fingerprint,
-               NGX_IDEMPOTENCY_DIGEST_LEN);
-
-    ngx_memzero(found, sizeof(ngx_idempotency_found_t));
-
-    found->outcome = item->outcome;
-    found->status = item->status;
-    found->fence = item->fence;
-    found->replays = item->replays;
-    found->age = (item->recorded < now) ? now - item->recorded : 0;
-    found->response.len = item->response.len;
-
-    if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
-        found->instance = item->instance;
-
-    } else if (item->ends > now) {
-        found->left = item->ends - now;
-    }
-}
-
-
-/*
- * What differs between the request and the one that the token is bound to, or
- * 0. A record without an identity is open to any: a client could as well have
- * left out its own.  Other settings alone are no difference.
- */
-
-ngx_uint_t
-ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
-    ngx_idempotency_claim_t *claim)
-{
-    ngx_uint_t                differs;
-    ngx_idempotency_parts_t  *was, *is;
-
-    differs = 0;
-
-    was = &rec->parts;
-    is = &claim->parts;
-
-    if (ngx_memcmp(rec->fingerprint, claim->fingerprint,
-                   NGX_IDEMPOTENCY_DIGEST_LEN)
-        != 0)
-    {
-        if (ngx_memcmp(was->action, is->action, NGX_IDEMPOTENCY_HINT_LEN)
-            != 0)
-        {
-            differs |= NGX_IDEMPOTENCY_DIFFERS_ACTION;
-        }
-
-        /* different bodies may have the same hint */
-
-        if (differs == 0
-            || ngx_memcmp(was->body, is->body, NGX_IDEMPOTENCY_HINT_LEN) != 0)
-        {
-            differs |= NGX_IDEMPOTENCY_DIFFERS_BODY;
-        }
-    }
-
-    if (!record_anonymous(rec)
-        && ngx_memcmp(was->identity, is->identity,
-                      NGX_IDEMPOTENCY_IDENTITY_LEN)
-           != 0)
-    {
-        differs |= NGX_IDEMPOTENCY_DIFFERS_IDENTITY;
-    }
-
-    if (differs
-        && ngx_memcmp(was->settings, is->settings,
-                      NGX_IDEMPOTENCY_SETTINGS_LEN)
-           != 0)
-    {
-        differs |= NGX_IDEMPOTENCY_DIFFERS_SETTINGS;
-    }
-
-    return differs;
-}
-
-
-static ngx_uint_t
-record_anonymous(ngx_idempotency_record_t *rec)
-{
-    static u_char  nobody[NGX_IDEMPOTENCY_IDENTITY_LEN];
-
-    return ngx_memcmp(rec->parts.identity, nobody,
-                      NGX_IDEMPOTENCY_IDENTITY_LEN)
-           == 0;
 }
 
 
@@ -1163,7 +1078,7 @@ record_describe(ngx_idempotency_record_t *rec, ngx_msec_t now,
     found->age = ngx_max(age, 0);
     found->left = record_lasts(rec, now);
     found->replays = rec->replays;
-    found->anonymous = record_anonymous(rec);
+    found->anonymous = ngx_idempotency_record_anonymous(rec);
     found->owner = (rec->state == NGX_IDEMPOTENCY_PENDING)
                        ? rec->as.pending.owner.pid : 0;
     found->instance = 0;
@@ -1415,79 +1330,42 @@ shm_bucket(uint64_t key)
 }
 
 
-/* puts claims in doubt whose workers died, or can't be asked any more */
+/* without the lock: no process should wait for a hint */
 
 void
-ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
+ngx_idempotency_shm_prefetch_bucket(ngx_idempotency_store_t *store,
+    u_char *token)
 {
-    ngx_uint_t                 i, n;
-    ngx_queue_t               *q, *next;
-    orphan_t                   orphans[NGX_IDEMPOTENCY_ORPHANS];
-    ngx_idempotency_record_t  *rec;
+    ngx_idempotency_shm_t  *shm;
 
-    do {
-        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-            return;
-        }
+    shm = store->data;
 
-        n = 0;
-
-        for (q = ngx_queue_head(&shm->sh->pending);
-             q != ngx_queue_sentinel(&shm->sh->pending)
-             && n < NGX_IDEMPOTENCY_ORPHANS;
-             q = next)
-        {
-            next = ngx_queue_next(q);
-            rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
-
-            if (rec->state == NGX_IDEMPOTENCY_ABANDONED
-                || ngx_idempotency_record_alive(rec, now))
-            {
-                continue;
-            }
-
-            ngx_memcpy(orphans[n].token, rec->token,
-                       NGX_IDEMPOTENCY_DIGEST_LEN);
-            orphans[n++].fence = (rec->state == NGX_IDEMPOTENCY_PENDING)
-                                 ? rec->fence : 0;
-
-            shm_orphan(shm, rec, now);
-        }
-
-        ngx_idempotency_shm_unlock(shm);
-
-        for (i = 0; i < n; i++) {
-            if (orphans[i].fence) {
-                ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
-                              "idempotency: the owner of a claim has gone, it "
-                              "is in doubt, token: %*xs, zone: \"%V\", "
-                              "fence: %uL",
-                              (size_t) NGX_IDEMPOTENCY_DIGEST_LEN,
-                              orphans[i].token, &shm->store->name,
-                              orphans[i].fence);
-            }
-        }
-
-    } while (n == NGX_IDEMPOTENCY_ORPHANS);
-
-    ngx_idempotency_writeback_schedule(shm);
+    __builtin_prefetch(ngx_idempotency_bucket(shm, token));
 }
 
 
-/* A dead owner may have executed: its token is in doubt.  A request that only
-   asked has sent nothing. */
+/* the record may be any other by now: none of it is read */
 
-static void
-shm_orphan(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_msec_t now)
+void
+ngx_idempotency_shm_prefetch_record(ngx_idempotency_store_t *store,
+    u_char *token)
 {
-    if (rec->state != NGX_IDEMPOTENCY_PENDING) {
-        ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_ORPHAN,
-                                      now);
+    u_char                  *p;
+    ngx_uint_t               i;
+    ngx_rbtree_node_t      **bucket;
+    ngx_idempotency_shm_t   *shm;
+
+    shm = store->data;
+    bucket = ngx_idempotency_bucket(shm, token);
+
+    if ((u_char *) bucket < (u_char *) shm->sh) {
+        /* a torn zone has no buckets while it is made anew */
         return;
     }
 
-    ngx_idempotency_chunks_free(shm, rec);
+    p = (u_char *) *bucket;
 
-    ngx_idempotency_record_publish(shm, rec, NGX_IDEMPOTENCY_IN_DOUBT, 0, now);
+    for (i = 0; i < sizeof(ngx_idempotency_record_t); i += 64) {
+        __builtin_prefetch(p + i);
+    }
 }

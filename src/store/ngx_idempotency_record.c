@@ -5,7 +5,7 @@
  * how many records there may be for one value.  Their memory: expired records
  * are freed, and where memory is short, records and responses that may leave
  * early are evicted.  All of it runs with the zone's lock held, in a bounded
- * number of steps.  Operations of requests are in ops.c.
+ * number of steps; the lock is here, too.  Operations of requests are in ops.c.
  *
  * Only an event changes a record's state, as the table record_states says.
  * These invariants hold:
@@ -35,11 +35,6 @@
 
 
 #include "ngx_idempotency_shm.h"
-
-
-/* the length of a zone's first window until a claim names one */
-
-#define NGX_IDEMPOTENCY_NO_WINDOW  ((ngx_msec_t) -1)
 
 
 /* the queues that a record is in, besides its token's tree */
@@ -213,14 +208,11 @@ typedef char  ngx_idempotency_tree_fits_t[
     ? 1 : -1];
 
 
-static ngx_rbtree_node_t **record_bucket(ngx_idempotency_shm_t *shm,
-    u_char *token);
 static ngx_idempotency_result_e record_new(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **new);
 static void record_claim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_window_t *window,
     ngx_idempotency_claim_t *claim);
-static uint64_t record_next_fence(ngx_idempotency_shm_t *shm);
 static uint32_t record_lease(ngx_msec_t lease);
 static void record_leftover_token(u_char *token, uint32_t sequence);
 static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
@@ -238,8 +230,6 @@ static void record_enter_place(ngx_idempotency_shm_t *shm,
 static ngx_uint_t evict_some(ngx_idempotency_shm_t *shm);
 static ngx_uint_t evict_first(ngx_idempotency_shm_t *shm,
     ngx_queue_t *queue, size_t offset);
-static ngx_idempotency_quota_t *quota_find(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_claim_t *claim);
 static ngx_idempotency_quota_t *quota_look(ngx_idempotency_shm_t *shm,
     ngx_idempotency_quota_t *quota, ngx_msec_t now);
 static ngx_inline ngx_int_t tree_compare(ngx_rbtree_key_t key, u_char *digest,
@@ -255,70 +245,14 @@ static ngx_idempotency_result_e record_make_room(ngx_idempotency_shm_t *shm,
 static ngx_int_t quota_take(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_claim_t *claim);
 static void quota_bind(ngx_idempotency_record_t *rec);
-static void quota_unbind(ngx_idempotency_record_t *rec);
 static void quota_drop(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
-static ngx_rbtree_node_t *tree_find(ngx_idempotency_shm_t *shm,
-    ngx_rbtree_node_t *root, u_char *digest);
+static void *tree_find(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t *root,
+    u_char *digest);
 static void tree_insert(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t **root,
     ngx_rbtree_node_t *node);
 static void tree_delete(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t **root,
     ngx_rbtree_node_t *node);
-
-
-ngx_int_t
-ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
-    ngx_slab_pool_t *shpool)
-{
-    ngx_uint_t  i, n;
-
-    /* four buckets for each page: at most four records each when full */
-
-    n = 8;
-
-    while (n < (ngx_uint_t) (shpool->end - shpool->start)
-               / (ngx_pagesize / 4))
-    {
-        n *= 2;
-    }
-
-    sh->buckets = ngx_slab_alloc_locked(shpool,
-                                        n * sizeof(ngx_rbtree_node_t *));
-    if (sh->buckets == NULL) {
-        return NGX_ERROR;
-    }
-
-    sh->mask = n - 1;
-
-    ngx_rbtree_sentinel_init(&sh->sentinel);
-
-    for (i = 0; i < n; i++) {
-        sh->buckets[i] = &sh->sentinel;
-    }
-
-    sh->quotas = &sh->sentinel;
-
-    sh->window.length = NGX_IDEMPOTENCY_NO_WINDOW;
-    ngx_queue_init(&sh->window.records);
-
-    sh->leftovers.length = NGX_IDEMPOTENCY_SHM_LEFTOVER;
-    sh->leftovers.span = NGX_IDEMPOTENCY_SHM_LEFTOVER;
-    ngx_queue_init(&sh->leftovers.records);
-
-    /* no claim has a window of this length */
-
-    sh->copies.length = NGX_IDEMPOTENCY_NO_WINDOW - 1;
-    ngx_queue_init(&sh->copies.records);
-
-    sh->window.next = &sh->leftovers;
-    sh->leftovers.next = &sh->copies;
-
-    ngx_queue_init(&sh->pending);
-    ngx_queue_init(&sh->remote);
-    ngx_queue_init(&sh->kept);
-
-    return NGX_OK;
-}
 
 
 /*
@@ -383,7 +317,7 @@ record_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 {
     ngx_uint_t  forgotten, claimed;
 
-    tree_delete(shm, record_bucket(shm, rec->token), &rec->node);
+    tree_delete(shm, ngx_idempotency_bucket(shm, rec->token), &rec->node);
     quota_drop(shm, rec);
     ngx_idempotency_chunks_free(shm, rec);
 
@@ -423,7 +357,10 @@ record_leave_place(ngx_idempotency_record_t *rec)
     case record_bound:
     case record_negative:
         ngx_queue_remove(&rec->as.bound.expiry);
-        quota_unbind(rec);
+
+        if (rec->quota) {
+            ngx_queue_remove(&rec->as.bound.quota);
+        }
 
         if (rec->chunks) {
             ngx_queue_remove(&rec->queue);
@@ -479,53 +416,6 @@ record_enter_place(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 }
 
 
-/* the tree with the token */
-
-static ngx_rbtree_node_t **
-record_bucket(ngx_idempotency_shm_t *shm, u_char *token)
-{
-    return &shm->sh->buckets[ngx_idempotency_tree_key(token)
-                             & shm->sh->mask];
-}
-
-
-/* without the lock: no process should wait for a hint */
-
-void
-ngx_idempotency_shm_prefetch_bucket(ngx_idempotency_store_t *store,
-    u_char *token)
-{
-    __builtin_prefetch(record_bucket(store->data, token));
-}
-
-
-/* the record may be any other by now: none of it is read */
-
-void
-ngx_idempotency_shm_prefetch_record(ngx_idempotency_store_t *store,
-    u_char *token)
-{
-    u_char                  *p;
-    ngx_uint_t               i;
-    ngx_rbtree_node_t      **bucket;
-    ngx_idempotency_shm_t   *shm;
-
-    shm = store->data;
-    bucket = record_bucket(shm, token);
-
-    if ((u_char *) bucket < (u_char *) shm->sh) {
-        /* a torn zone has no buckets while it is made anew */
-        return;
-    }
-
-    p = (u_char *) *bucket;
-
-    for (i = 0; i < sizeof(ngx_idempotency_record_t); i += 64) {
-        __builtin_prefetch(p + i);
-    }
-}
-
-
 /* the record of the token; an expired one is freed here */
 
 ngx_idempotency_record_t *
@@ -534,8 +424,7 @@ ngx_idempotency_record_current(ngx_idempotency_shm_t *shm, u_char *token,
 {
     ngx_idempotency_record_t  *rec;
 
-    rec = (ngx_idempotency_record_t *)
-              tree_find(shm, *record_bucket(shm, token), token);
+    rec = tree_find(shm, *ngx_idempotency_bucket(shm, token), token);
 
     if (rec
         && !ngx_idempotency_record_pends(rec)
@@ -672,7 +561,7 @@ record_new(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_memcpy(rec->fingerprint, claim->fingerprint,
                NGX_IDEMPOTENCY_DIGEST_LEN);
 
-    tree_insert(shm, record_bucket(shm, rec->token), &rec->node);
+    tree_insert(shm, ngx_idempotency_bucket(shm, rec->token), &rec->node);
 
     rec->state = NGX_IDEMPOTENCY_GONE;
     rec->local = claim->local;
@@ -778,15 +667,25 @@ static void
 record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     ngx_idempotency_window_t *window, ngx_idempotency_claim_t *claim)
 {
-    ngx_msec_t  now;
+    uint64_t  fence;
 
-    now = claim->op.now;
+    /*
+     * The number of a claim rises beyond all that any zone has given before.
+     * Zones that share a file share this clock, and a claim may go from one to
+     * another within a millisecond.  The time by which a file counts windows
+     * would not do: each nginx computes it for itself, and they differ by a
+     * millisecond.
+     */
 
-    /* a record in doubt gets the parts of the claim that takes it over */
+    if (shm->tier) {
+        fence = ngx_idempotency_tier_shared(shm->tier)
+                ? (uint64_t) shm->tier->backing->now(shm->tier) * 1000
+                : ngx_idempotency_record_micros();
 
-    rec->parts = claim->parts;
+        shm->sh->fence = ngx_max(shm->sh->fence, fence);
+    }
 
-    rec->fence = record_next_fence(shm);
+    rec->fence = ++shm->sh->fence;
 
     /* 0 means "no request" */
 
@@ -794,40 +693,17 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
         rec->sequence = (uint32_t) ++shm->sh->sequence;
     } while (rec->sequence == 0);
 
-    rec->ends = now + claim->least;
-    rec->status = 0;
+    /* a record in doubt gets the parts of the claim that takes it over */
+
+    rec->parts = claim->parts;
+    rec->recorded = claim->op.now;
+    rec->ends = claim->op.now + claim->least;
     rec->window = window;
-    rec->replays = 0;
-
-    rec->recorded = now;
-
     rec->lease = record_lease(claim->lease);
+    rec->status = 0;
+    rec->replays = 0;
     rec->known = 0;
     rec->taken = 0;
-}
-
-
-/*
- * The number of a claim rises beyond all that any zone has given before.  Zones
- * that share a file share this clock, and a claim may go from one to another
- * within a millisecond.  The time by which a file counts windows would not do:
- * each nginx computes it for itself, and they differ by a millisecond.
- */
-
-static uint64_t
-record_next_fence(ngx_idempotency_shm_t *shm)
-{
-    uint64_t  now;
-
-    if (shm->tier) {
-        now = ngx_idempotency_tier_shared(shm->tier)
-              ? (uint64_t) shm->tier->backing->now(shm->tier) * 1000
-              : ngx_idempotency_record_micros();
-
-        shm->sh->fence = ngx_max(shm->sh->fence, now);
-    }
-
-    return ++shm->sh->fence;
 }
 
 
@@ -1000,7 +876,7 @@ ngx_idempotency_record_leave(ngx_idempotency_shm_t *shm,
 
     ngx_memcpy(left->token, claim.token, NGX_IDEMPOTENCY_DIGEST_LEN);
     record_leftover_token(left->token, left->sequence);
-    tree_insert(shm, record_bucket(shm, left->token), &left->node);
+    tree_insert(shm, ngx_idempotency_bucket(shm, left->token), &left->node);
 
     ngx_idempotency_record_change(shm, left, NGX_IDEMPOTENCY_ON_CLAIM, now);
     ngx_idempotency_record_publish(shm, left, NGX_IDEMPOTENCY_DONE, status,
@@ -1094,6 +970,74 @@ record_counts(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
     return rec->state == NGX_IDEMPOTENCY_PENDING
            || (rec->state < NGX_IDEMPOTENCY_STATS_RECORDS
                && rec->window != &shm->sh->leftovers);
+}
+
+
+/*
+ * What differs between the request and the one that the token is bound to, or
+ * 0. A record without an identity is open to any: a client could as well have
+ * left out its own.  Other settings alone are no difference.
+ */
+
+ngx_uint_t
+ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
+    ngx_idempotency_claim_t *claim)
+{
+    ngx_uint_t                differs;
+    ngx_idempotency_parts_t  *was, *is;
+
+    differs = 0;
+
+    was = &rec->parts;
+    is = &claim->parts;
+
+    if (ngx_memcmp(rec->fingerprint, claim->fingerprint,
+                   NGX_IDEMPOTENCY_DIGEST_LEN)
+        != 0)
+    {
+        if (ngx_memcmp(was->action, is->action, NGX_IDEMPOTENCY_HINT_LEN)
+            != 0)
+        {
+            differs |= NGX_IDEMPOTENCY_DIFFERS_ACTION;
+        }
+
+        /* different bodies may have the same hint */
+
+        if (differs == 0
+            || ngx_memcmp(was->body, is->body, NGX_IDEMPOTENCY_HINT_LEN) != 0)
+        {
+            differs |= NGX_IDEMPOTENCY_DIFFERS_BODY;
+        }
+    }
+
+    if (!ngx_idempotency_record_anonymous(rec)
+        && ngx_memcmp(was->identity, is->identity,
+                      NGX_IDEMPOTENCY_IDENTITY_LEN)
+           != 0)
+    {
+        differs |= NGX_IDEMPOTENCY_DIFFERS_IDENTITY;
+    }
+
+    if (differs
+        && ngx_memcmp(was->settings, is->settings,
+                      NGX_IDEMPOTENCY_SETTINGS_LEN)
+           != 0)
+    {
+        differs |= NGX_IDEMPOTENCY_DIFFERS_SETTINGS;
+    }
+
+    return differs;
+}
+
+
+ngx_uint_t
+ngx_idempotency_record_anonymous(ngx_idempotency_record_t *rec)
+{
+    static u_char  nobody[NGX_IDEMPOTENCY_IDENTITY_LEN];
+
+    return ngx_memcmp(rec->parts.identity, nobody,
+                      NGX_IDEMPOTENCY_IDENTITY_LEN)
+           == 0;
 }
 
 
@@ -1332,7 +1276,7 @@ ngx_idempotency_quota_check(ngx_idempotency_shm_t *shm,
     ngx_idempotency_quota_t  *quota;
 
     now = claim->op.now;
-    quota = claim->quota ? quota_find(shm, claim) : NULL;
+    quota = claim->quota ? tree_find(shm, shm->sh->quotas, claim->value) : NULL;
 
     for (n = 0; quota && quota->live >= claim->quota; n++) {
 
@@ -1392,7 +1336,7 @@ quota_look(ngx_idempotency_shm_t *shm, ngx_idempotency_quota_t *quota,
         return last ? NULL : quota;
     }
 
-    quota_unbind(rec);
+    ngx_queue_remove(&rec->as.bound.quota);
     quota_bind(rec);
 
     return quota;
@@ -1411,7 +1355,7 @@ quota_take(ngx_idempotency_shm_t *shm,
         return NGX_OK;
     }
 
-    quota = quota_find(shm, claim);
+    quota = tree_find(shm, shm->sh->quotas, claim->value);
 
     if (quota == NULL) {
         quota = ngx_slab_calloc_locked(shm->shpool,
@@ -1461,15 +1405,6 @@ quota_bind(ngx_idempotency_record_t *rec)
 }
 
 
-static void
-quota_unbind(ngx_idempotency_record_t *rec)
-{
-    if (rec->quota) {
-        ngx_queue_remove(&rec->as.bound.quota);
-    }
-}
-
-
 /* the record leaves its quota; it is pending, or already out of the queue */
 
 static void
@@ -1493,14 +1428,6 @@ quota_drop(ngx_idempotency_shm_t *shm,
     tree_delete(shm, &shm->sh->quotas, &quota->node);
 
     ngx_slab_free_locked(shm->shpool, quota);
-}
-
-
-static ngx_idempotency_quota_t *
-quota_find(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
-{
-    return (ngx_idempotency_quota_t *)
-               tree_find(shm, shm->sh->quotas, claim->value);
 }
 
 
@@ -1648,9 +1575,8 @@ ngx_idempotency_chunks_free(ngx_idempotency_shm_t *shm,
 }
 
 
-static ngx_rbtree_node_t *
-tree_find(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t *root,
-    u_char *digest)
+static void *
+tree_find(ngx_idempotency_shm_t *shm, ngx_rbtree_node_t *root, u_char *digest)
 {
     ngx_int_t           rc;
     ngx_rbtree_key_t    key;
@@ -1762,6 +1688,146 @@ ngx_idempotency_tree_key(u_char *token)
     ngx_memcpy(&key, token, sizeof(key));
 
     return key;
+}
+
+
+/*
+ * nginx unlocks a lock of a dead process, but can't repair what the process
+ * left half changed.  Such a zone is torn, and refused until a reload, which is
+ * an operator's decision: the new workers make it anew, and its records are
+ * forgotten.
+ */
+
+ngx_int_t
+ngx_idempotency_shm_lock(ngx_idempotency_shm_t *shm)
+{
+    ngx_pid_t                  pid;
+    ngx_idempotency_shm_sh_t  *sh;
+
+    sh = shm->sh;
+
+    ngx_shmtx_lock(&shm->shpool->mutex);
+
+    if (sh->inside == 0 && !sh->poisoned) {
+        sh->inside = ngx_pid;
+        ngx_memory_barrier();
+
+        return NGX_OK;
+    }
+
+    pid = sh->inside;
+    sh->inside = 0;
+
+    if (pid) {
+        sh->poisoned = sh->generation + 1;
+    }
+
+    ngx_shmtx_unlock(&shm->shpool->mutex);
+
+    if (pid) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency zone \"%V\" was left inconsistent by "
+                      "process %P, which died: requests are refused until "
+                      "a reload recreates the zone",
+                      &shm->store->name, pid);
+    }
+
+    return NGX_ERROR;
+}
+
+
+void
+ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm)
+{
+    ngx_uint_t  i, n;
+
+    ngx_memory_barrier();
+    shm->sh->inside = 0;
+
+    ngx_shmtx_unlock(&shm->shpool->mutex);
+
+    /* a zone with a backing may be full: of copies, which may be evicted */
+
+    if (shm->full && shm->tier == NULL) {
+        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
+                      "idempotency zone \"%V\" is full to %ui percent, %uz "
+                      "bytes are free", &shm->store->name, shm->full,
+                      (size_t) shm->shpool->pfree * ngx_pagesize);
+    }
+
+    shm->full = 0;
+
+    n = shm->nwoken;
+    shm->nwoken = 0;
+
+    if (n > NGX_IDEMPOTENCY_SHM_WOKEN) {
+        ngx_idempotency_workers_wake_all();
+        return;
+    }
+
+    for (i = 0; i < n; i++) {
+        ngx_idempotency_workers_wake(&shm->woken[i].workers,
+                                     shm->woken[i].key);
+    }
+}
+
+
+/* A dead owner may have executed: its token is in doubt.  A request that only
+   asked has sent nothing. */
+
+void
+ngx_idempotency_record_orphan(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t now)
+{
+    if (rec->state != NGX_IDEMPOTENCY_PENDING) {
+        ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_ORPHAN,
+                                      now);
+        return;
+    }
+
+    ngx_idempotency_chunks_free(shm, rec);
+
+    ngx_idempotency_record_publish(shm, rec, NGX_IDEMPOTENCY_IN_DOUBT, 0, now);
+}
+
+
+/* a queued record that leaves the zone stays in the queue, in the state GONE */
+
+void
+ngx_idempotency_writeback_add(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    if (shm->tier == NULL || rec->local) {
+        return;
+    }
+
+    switch (rec->flush) {
+
+    case NGX_IDEMPOTENCY_FLUSHED:
+        ngx_idempotency_writeback_append(shm, rec);
+        shm->sh->tier.queued++;
+        break;
+
+    case NGX_IDEMPOTENCY_FLUSHING:
+        rec->flush = NGX_IDEMPOTENCY_OUTDATED;
+        break;
+    }
+}
+
+
+void
+ngx_idempotency_writeback_append(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec)
+{
+    ngx_idempotency_tier_sh_t  *sh;
+
+    sh = &shm->sh->tier;
+
+    rec->flush = NGX_IDEMPOTENCY_QUEUED;
+    rec->next = NULL;
+
+    *sh->end = rec;
+    sh->end = &rec->next;
 }
 
 

@@ -33,6 +33,10 @@ struct ngx_idempotency_chunk_s {
 
 typedef struct ngx_idempotency_window_s  ngx_idempotency_window_t;
 
+/* the length of a zone's first window until a claim names one */
+
+#define NGX_IDEMPOTENCY_NO_WINDOW  ((ngx_msec_t) -1)
+
 struct ngx_idempotency_window_s {
     ngx_idempotency_window_t       *next;
     ngx_msec_t                      length;
@@ -257,6 +261,11 @@ struct ngx_idempotency_record_s {
     ((int32_t) ((uint32_t) (now) - (rec)->as.remote.wanted)                  \
      >= (int32_t) (time))
 
+/* the root of the tree with the token */
+
+#define ngx_idempotency_bucket(shm, token)                                   \
+    (&(shm)->sh->buckets[ngx_idempotency_tree_key(token) & (shm)->sh->mask])
+
 /* can't be evicted: the backing lacks it */
 
 #define ngx_idempotency_record_stays(rec)                                    \
@@ -314,6 +323,8 @@ void ngx_idempotency_record_evict(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 ngx_uint_t ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm,
     ngx_msec_t now);
+void ngx_idempotency_record_orphan(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec, ngx_msec_t now);
 ngx_uint_t ngx_idempotency_record_alive(ngx_idempotency_record_t *rec,
     ngx_msec_t now);
 
@@ -321,10 +332,12 @@ ngx_uint_t ngx_idempotency_record_alive(ngx_idempotency_record_t *rec,
 
 uint64_t ngx_idempotency_record_micros(void);
 
-/* what an answer says of the record */
+/* how a request differs from the one that the record's token is bound to; the
+   token was bound without an identity */
 
 ngx_uint_t ngx_idempotency_record_differs(ngx_idempotency_record_t *rec,
     ngx_idempotency_claim_t *claim);
+ngx_uint_t ngx_idempotency_record_anonymous(ngx_idempotency_record_t *rec);
 
 /* the backing lacks the outcome, and will have it soon */
 
@@ -338,6 +351,14 @@ ngx_idempotency_workers_t *ngx_idempotency_record_waiting(
     ngx_idempotency_record_t *rec);
 ngx_uint_t ngx_idempotency_record_awaited(ngx_idempotency_record_t *rec);
 void ngx_idempotency_record_wake(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+
+/* the backing lacks the record's last change: the record is added to the
+   write-back queue, unless it is there; it goes to the end of that */
+
+void ngx_idempotency_writeback_add(ngx_idempotency_shm_t *shm,
+    ngx_idempotency_record_t *rec);
+void ngx_idempotency_writeback_append(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 
 /* quotas */

@@ -113,8 +113,6 @@ extern const ngx_idempotency_engine_t  ngx_idempotency_shm_engine;
 /* a zone's life */
 
 ngx_int_t ngx_idempotency_shm_init(ngx_shm_zone_t *shm_zone, void *data);
-ngx_int_t ngx_idempotency_records_init(ngx_idempotency_shm_sh_t *sh,
-    ngx_slab_pool_t *shpool);
 ngx_int_t ngx_idempotency_shm_keep(ngx_conf_t *cf);
 ngx_int_t ngx_idempotency_shm_init_process(ngx_cycle_t *cycle);
 void ngx_idempotency_shm_exit_process(ngx_cycle_t *cycle);

@@ -319,11 +319,6 @@ struct ngx_idempotency_tier_s {
 };
 
 
-/* with the zone's lock held: the backing lacks the record's last change */
-
-void ngx_idempotency_writeback_add(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
-
 /* without the lock, in threads, too.  False: another worker has taken over the
    batch's records, and this one must not change the backing any more.  Valid
    only where no other process can change the backing meanwhile, as in a

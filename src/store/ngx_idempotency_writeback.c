@@ -75,6 +75,17 @@
 #define NGX_IDEMPOTENCY_TIER_RENEW      200
 
 
+/* while the lock is held once, at most so many claims of dead workers end */
+
+#define NGX_IDEMPOTENCY_ORPHANS  64
+
+typedef struct {
+    u_char                     token[NGX_IDEMPOTENCY_DIGEST_LEN];
+    /* 0: it was a question only, which is not logged */
+    uint64_t                   fence;
+} orphan_t;
+
+
 /* the changes that the backing lacks */
 
 typedef struct {
@@ -86,8 +97,6 @@ typedef struct {
 } queue_sum_t;
 
 
-static void queue_append(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec);
 static void queue_prepend(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 static void queue_remove_first(ngx_idempotency_tier_sh_t *sh);
@@ -139,45 +148,6 @@ static ngx_msec_t tier_stays(void);
 static void tier_flush_last(ngx_idempotency_tier_t *tier);
 static ngx_uint_t tier_flush_now(ngx_idempotency_tier_t *tier);
 static void tier_flushed(ngx_idempotency_tier_t *tier);
-
-
-/* a queued record that leaves the zone stays in the queue, in the state GONE */
-
-void
-ngx_idempotency_writeback_add(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec)
-{
-    if (shm->tier == NULL || rec->local) {
-        return;
-    }
-
-    switch (rec->flush) {
-
-    case NGX_IDEMPOTENCY_FLUSHED:
-        queue_append(shm, rec);
-        shm->sh->tier.queued++;
-        break;
-
-    case NGX_IDEMPOTENCY_FLUSHING:
-        rec->flush = NGX_IDEMPOTENCY_OUTDATED;
-        break;
-    }
-}
-
-
-static void
-queue_append(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
-{
-    ngx_idempotency_tier_sh_t  *sh;
-
-    sh = &shm->sh->tier;
-
-    rec->flush = NGX_IDEMPOTENCY_QUEUED;
-    rec->next = NULL;
-
-    *sh->end = rec;
-    sh->end = &rec->next;
-}
 
 
 static void
@@ -518,7 +488,7 @@ queue_retry_aside(ngx_idempotency_tier_t *tier)
 
     for (rec = sh->aside; rec; rec = next) {
         next = rec->next;
-        queue_append(tier->shm, rec);
+        ngx_idempotency_writeback_append(tier->shm, rec);
     }
 
     sh->aside = NULL;
@@ -1664,6 +1634,65 @@ tier_thirds(ngx_idempotency_record_t *rec, ngx_msec_t now)
     since = (ngx_msec_int_t) (now - rec->recorded);
 
     return ngx_max(since, 0) / ngx_max(rec->lease / 3, 1);
+}
+
+
+/* puts claims in doubt whose workers died, or can't be asked any more */
+
+void
+ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
+{
+    ngx_uint_t                 i, n;
+    ngx_queue_t               *q, *next;
+    orphan_t                   orphans[NGX_IDEMPOTENCY_ORPHANS];
+    ngx_idempotency_record_t  *rec;
+
+    do {
+        if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
+            return;
+        }
+
+        n = 0;
+
+        for (q = ngx_queue_head(&shm->sh->pending);
+             q != ngx_queue_sentinel(&shm->sh->pending)
+             && n < NGX_IDEMPOTENCY_ORPHANS;
+             q = next)
+        {
+            next = ngx_queue_next(q);
+            rec = ngx_queue_data(q, ngx_idempotency_record_t, queue);
+
+            if (rec->state == NGX_IDEMPOTENCY_ABANDONED
+                || ngx_idempotency_record_alive(rec, now))
+            {
+                continue;
+            }
+
+            ngx_memcpy(orphans[n].token, rec->token,
+                       NGX_IDEMPOTENCY_DIGEST_LEN);
+            orphans[n++].fence = (rec->state == NGX_IDEMPOTENCY_PENDING)
+                                 ? rec->fence : 0;
+
+            ngx_idempotency_record_orphan(shm, rec, now);
+        }
+
+        ngx_idempotency_shm_unlock(shm);
+
+        for (i = 0; i < n; i++) {
+            if (orphans[i].fence) {
+                ngx_log_error(NGX_LOG_NOTICE, ngx_cycle->log, 0,
+                              "idempotency: the owner of a claim has gone, it "
+                              "is in doubt, token: %*xs, zone: \"%V\", "
+                              "fence: %uL",
+                              (size_t) NGX_IDEMPOTENCY_DIGEST_LEN,
+                              orphans[i].token, &shm->store->name,
+                              orphans[i].fence);
+            }
+        }
+
+    } while (n == NGX_IDEMPOTENCY_ORPHANS);
+
+    ngx_idempotency_writeback_schedule(shm);
 }
 
 

@@ -2,10 +2,7 @@
 /*
  * The life of a zone: made empty at start, kept over reloads, and refused to
  * all after a process died in the middle of a change.  A timer frees expired
- * records.
- *
- * And the figures of a zone: how long operations took, how its space is used,
- * and when it will be full.
+ * records.  And the figures of a zone.
  */
 
 
@@ -33,41 +30,15 @@ static ngx_connection_t  shm_expire_dumb;
 #define NGX_IDEMPOTENCY_FIGURES_TIMES  16
 
 
-/* the log is warned once when so much of a zone is in use, and again only after
-   its use fell below the second value */
-
-typedef struct {
-    ngx_uint_t  percent;
-    ngx_uint_t  again;
-} stats_level_t;
-
-
-static const stats_level_t  stats_levels[] = {
-    { 95, 90 },
-    { 80, 75 },
-    { 0, 0 }
-};
-
-
-const ngx_msec_t
-    ngx_idempotency_stats_bounds[NGX_IDEMPOTENCY_STATS_BOUNDS] = {
-    1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000
-};
-
-
-const char  *ngx_idempotency_error_names[NGX_IDEMPOTENCY_ERRORS] = {
-    "timeout", "connect", "refused", "protocol", "full", "other"
-};
-
-
 static ngx_int_t shm_zone_create(ngx_idempotency_shm_t *shm, uint64_t fence);
+static ngx_int_t shm_zone_records(ngx_idempotency_shm_sh_t *sh,
+    ngx_slab_pool_t *shpool);
 static ngx_uint_t shm_zone_differs(ngx_idempotency_shm_t *shm,
     ngx_idempotency_shm_t *old, ngx_log_t *log);
 static ngx_shm_zone_t *shm_zone_named(volatile ngx_cycle_t *cycle,
     ngx_str_t *name);
 static ngx_int_t shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone);
 static ngx_uint_t shm_zone_used(ngx_idempotency_shm_t *shm);
-static void shm_zone_torn(ngx_idempotency_shm_t *shm, ngx_pid_t pid);
 static void shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log);
 static void shm_zone_quit(void);
 static void shm_expire_handler(ngx_event_t *ev);
@@ -77,8 +48,6 @@ static void figures_locked(ngx_idempotency_shm_t *shm, ngx_msec_t now,
     ngx_idempotency_figures_t *figures);
 static void figures_record(ngx_idempotency_record_t *rec, ngx_msec_t now,
     ngx_idempotency_figures_t *figures);
-static void stats_note(ngx_idempotency_stats_t *stats, ngx_uint_t used,
-    uint32_t at);
 
 
 ngx_int_t
@@ -272,7 +241,7 @@ shm_zone_create(ngx_idempotency_shm_t *shm, uint64_t fence)
     sh->generation = shm->generation;
     sh->stats.pages = shpool->pfree + 1;
 
-    if (ngx_idempotency_records_init(sh, shpool) != NGX_OK) {
+    if (shm_zone_records(sh, shpool) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -300,6 +269,61 @@ shm_zone_create(ngx_idempotency_shm_t *shm, uint64_t fence)
 
     ngx_memory_barrier();
     sh->inside = 0;
+
+    return NGX_OK;
+}
+
+
+static ngx_int_t
+shm_zone_records(ngx_idempotency_shm_sh_t *sh,
+    ngx_slab_pool_t *shpool)
+{
+    ngx_uint_t  i, n;
+
+    /* four buckets for each page: at most four records each when full */
+
+    n = 8;
+
+    while (n < (ngx_uint_t) (shpool->end - shpool->start)
+               / (ngx_pagesize / 4))
+    {
+        n *= 2;
+    }
+
+    sh->buckets = ngx_slab_alloc_locked(shpool,
+                                        n * sizeof(ngx_rbtree_node_t *));
+    if (sh->buckets == NULL) {
+        return NGX_ERROR;
+    }
+
+    sh->mask = n - 1;
+
+    ngx_rbtree_sentinel_init(&sh->sentinel);
+
+    for (i = 0; i < n; i++) {
+        sh->buckets[i] = &sh->sentinel;
+    }
+
+    sh->quotas = &sh->sentinel;
+
+    sh->window.length = NGX_IDEMPOTENCY_NO_WINDOW;
+    ngx_queue_init(&sh->window.records);
+
+    sh->leftovers.length = NGX_IDEMPOTENCY_SHM_LEFTOVER;
+    sh->leftovers.span = NGX_IDEMPOTENCY_SHM_LEFTOVER;
+    ngx_queue_init(&sh->leftovers.records);
+
+    /* no claim has a window of this length */
+
+    sh->copies.length = NGX_IDEMPOTENCY_NO_WINDOW - 1;
+    ngx_queue_init(&sh->copies.records);
+
+    sh->window.next = &sh->leftovers;
+    sh->leftovers.next = &sh->copies;
+
+    ngx_queue_init(&sh->pending);
+    ngx_queue_init(&sh->remote);
+    ngx_queue_init(&sh->kept);
 
     return NGX_OK;
 }
@@ -432,94 +456,6 @@ shm_zone_used(ngx_idempotency_shm_t *shm)
     }
 
     return 0;
-}
-
-
-/*
- * nginx unlocks a lock of a dead process, but can't repair what the process
- * left half changed.  Such a zone is torn, and refused until a reload, which is
- * an operator's decision: the new workers make it anew, and its records are
- * forgotten.
- */
-
-ngx_int_t
-ngx_idempotency_shm_lock(ngx_idempotency_shm_t *shm)
-{
-    ngx_pid_t                  pid;
-    ngx_idempotency_shm_sh_t  *sh;
-
-    sh = shm->sh;
-
-    ngx_shmtx_lock(&shm->shpool->mutex);
-
-    if (sh->inside == 0 && !sh->poisoned) {
-        sh->inside = ngx_pid;
-        ngx_memory_barrier();
-
-        return NGX_OK;
-    }
-
-    pid = sh->inside;
-    sh->inside = 0;
-
-    if (pid) {
-        sh->poisoned = sh->generation + 1;
-    }
-
-    ngx_shmtx_unlock(&shm->shpool->mutex);
-
-    shm_zone_torn(shm, pid);
-
-    return NGX_ERROR;
-}
-
-
-static void
-shm_zone_torn(ngx_idempotency_shm_t *shm, ngx_pid_t pid)
-{
-    if (pid) {
-        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
-                      "idempotency zone \"%V\" was left inconsistent by "
-                      "process %P, which died: requests are refused until "
-                      "a reload recreates the zone",
-                      &shm->store->name, pid);
-    }
-}
-
-
-void
-ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm)
-{
-    ngx_uint_t  i, n;
-
-    ngx_memory_barrier();
-    shm->sh->inside = 0;
-
-    ngx_shmtx_unlock(&shm->shpool->mutex);
-
-    /* a zone with a backing may be full: of copies, which may be evicted */
-
-    if (shm->full && shm->tier == NULL) {
-        ngx_log_error(NGX_LOG_WARN, ngx_cycle->log, 0,
-                      "idempotency zone \"%V\" is full to %ui percent, %uz "
-                      "bytes are free", &shm->store->name, shm->full,
-                      (size_t) shm->shpool->pfree * ngx_pagesize);
-    }
-
-    shm->full = 0;
-
-    n = shm->nwoken;
-    shm->nwoken = 0;
-
-    if (n > NGX_IDEMPOTENCY_SHM_WOKEN) {
-        ngx_idempotency_workers_wake_all();
-        return;
-    }
-
-    for (i = 0; i < n; i++) {
-        ngx_idempotency_workers_wake(&shm->woken[i].workers,
-                                     shm->woken[i].key);
-    }
 }
 
 
@@ -681,8 +617,7 @@ static void
 shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 {
     uint64_t                       fence;
-    ngx_pid_t                      pid;
-    ngx_uint_t                     anew, warned;
+    ngx_uint_t                     anew, warned, since;
     ngx_idempotency_shm_sh_t      *sh;
     ngx_idempotency_counters_t     counters;
     ngx_idempotency_tier_stamp_t   stamps[NGX_IDEMPOTENCY_TIER_STAMPS];
@@ -692,15 +627,11 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 
     ngx_shmtx_lock(&shm->shpool->mutex);
 
-    pid = sh->inside;
+    /* if no process has noticed yet that it is torn, the next lock does */
 
-    if (pid) {
-        /* torn, and no process has noticed yet */
-        sh->inside = 0;
-        sh->poisoned = sh->generation + 1;
-    }
+    since = sh->inside ? sh->generation + 1 : sh->poisoned;
 
-    if (sh->poisoned && shm->generation >= sh->poisoned) {
+    if (since && shm->generation >= since) {
 
         /*
          * The first allocation of an empty pool is always at the same place: so
@@ -720,6 +651,7 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
             || shm->sh != sh)
         {
             anew = 2;
+            sh->inside = 0;
             sh->poisoned = shm->generation + 1;
 
         } else {
@@ -749,10 +681,7 @@ shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 
 #endif
 
-    if (!anew) {
-        shm_zone_torn(shm, pid);
-
-    } else {
+    if (anew) {
         ngx_log_error(NGX_LOG_ALERT, log, 0,
                       "idempotency zone \"%V\" %s", &shm->store->name,
                       (anew == 1 && shm->tier)
@@ -896,114 +825,4 @@ figures_record(ngx_idempotency_record_t *rec, ngx_msec_t now,
 
     figures->empty = 0;
     figures->oldest = ngx_max(figures->oldest, (ngx_msec_t) age);
-}
-
-
-void
-ngx_idempotency_stats_time(ngx_idempotency_times_t *times, ngx_msec_t ms)
-{
-    ngx_uint_t  i;
-
-    for (i = 0; i < NGX_IDEMPOTENCY_STATS_BOUNDS; i++) {
-        if (ms <= ngx_idempotency_stats_bounds[i]) {
-            break;
-        }
-    }
-
-    ngx_idempotency_stats_add(times->buckets[i], 1);
-    ngx_idempotency_stats_add(times->sum, ms);
-}
-
-
-/* called with each claim, as little changes without claims */
-
-ngx_uint_t
-ngx_idempotency_stats_space(ngx_idempotency_stats_t *stats, ngx_uint_t pfree,
-    ngx_msec_t now)
-{
-    ngx_uint_t  used, i;
-
-    used = stats->pages - pfree;
-
-    stats_note(stats, used, (uint32_t) (now / 1000));
-
-    used *= 100;
-
-    for (i = 0; stats_levels[i].percent; i++) {
-
-        if (stats->warned < stats_levels[i].percent
-            && used >= stats_levels[i].percent * stats->pages)
-        {
-            stats->warned = stats_levels[i].percent;
-            return stats->warned;
-        }
-
-        if (stats->warned == stats_levels[i].percent
-            && used < stats_levels[i].again * stats->pages)
-        {
-            stats->warned = stats_levels[i + 1].percent;
-        }
-    }
-
-    return 0;
-}
-
-
-/* each minute since the last note has this figure */
-
-static void
-stats_note(ngx_idempotency_stats_t *stats, ngx_uint_t used, uint32_t at)
-{
-    int32_t     since;
-    ngx_uint_t  n;
-
-    if (stats->noted == 0) {
-        stats->began = at;
-    }
-
-    since = (int32_t) (at - stats->began);
-    n = ngx_max(since, 0) / 60;
-
-    if (n >= stats->noted + NGX_IDEMPOTENCY_STATS_MINUTES) {
-        stats->noted = n - NGX_IDEMPOTENCY_STATS_MINUTES + 1;
-    }
-
-    while (stats->noted <= n) {
-        stats->used[stats->noted++ % NGX_IDEMPOTENCY_STATS_MINUTES] = used;
-    }
-}
-
-
-/* the trend of the last hour, if at least a minute is known */
-
-void
-ngx_idempotency_stats_trend(ngx_idempotency_stats_t *stats, ngx_uint_t pfree,
-    ngx_msec_t now, ngx_idempotency_figures_t *figures)
-{
-    int32_t     since;
-    int64_t     grown;
-    ngx_uint_t  n;
-
-    figures->known = 0;
-    figures->full_in = -1;
-
-    since = (int32_t) ((uint32_t) (now / 1000) - stats->began);
-
-    if (stats->noted == 0 || since < 60) {
-        return;
-    }
-
-    n = (since > 3600) ? since / 60 - 60 : 0;
-    n = ngx_min(n, stats->noted - 1);
-    since = ngx_min(since - 60 * (int32_t) n, 3600);
-
-    grown = (int64_t) (stats->pages - pfree)
-            - stats->used[n % NGX_IDEMPOTENCY_STATS_MINUTES];
-
-    figures->known = 1;
-    figures->growth = grown * (int64_t) ngx_pagesize * 3600 / since;
-
-    if (grown > 0) {
-        figures->full_in = (int64_t) pfree * since / grown;
-    }
 }
