@@ -183,6 +183,11 @@ static const uint8_t
 
 #define NGX_IDEMPOTENCY_QUOTA_LOOK  128
 
+/* a record has 32 bits for a lease: up to 24 days */
+
+#define record_lease(claim)                                                  \
+    ngx_min((claim)->lease, (ngx_msec_t) NGX_MAX_INT32_VALUE)
+
 /* later than any record's end, on the clocks of all workers */
 
 #define quota_never(now)  ((now) + NGX_MAX_INT_T_VALUE / 2)
@@ -213,7 +218,6 @@ static ngx_idempotency_result_e record_new(ngx_idempotency_shm_t *shm,
 static void record_claim(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_window_t *window,
     ngx_idempotency_claim_t *claim);
-static uint32_t record_lease(ngx_msec_t lease);
 static void record_leftover_token(u_char *token, uint32_t sequence);
 static ngx_idempotency_window_t *record_window(ngx_idempotency_shm_t *shm,
     ngx_msec_t length, ngx_msec_t span);
@@ -651,7 +655,7 @@ ngx_idempotency_record_take(ngx_idempotency_shm_t *shm,
 
         rec->parts = claim->parts;
         rec->ends = claim->op.now + claim->least;
-        rec->lease = record_lease(claim->lease);
+        rec->lease = record_lease(claim);
 
         ngx_idempotency_record_own(shm, rec, claim->op.now);
     }
@@ -699,7 +703,7 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
     rec->recorded = claim->op.now;
     rec->ends = claim->op.now + claim->least;
     rec->window = window;
-    rec->lease = record_lease(claim->lease);
+    rec->lease = record_lease(claim);
     rec->status = 0;
     rec->replays = 0;
     rec->known = 0;
@@ -731,15 +735,6 @@ ngx_idempotency_record_sequence(ngx_idempotency_shm_t *shm,
     last = shm->sh->sequence;
 
     return last - (uint32_t) ((uint32_t) last - rec->sequence);
-}
-
-
-/* a record has 32 bits for a lease: up to 24 days */
-
-static uint32_t
-record_lease(ngx_msec_t lease)
-{
-    return ngx_min(lease, (ngx_msec_t) NGX_MAX_INT32_VALUE);
 }
 
 

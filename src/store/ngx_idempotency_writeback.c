@@ -122,7 +122,6 @@ static ngx_uint_t flush_pause(ngx_idempotency_tier_t *tier);
 static ngx_uint_t flush_gather(ngx_idempotency_tier_t *tier);
 static void flush_item(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
-static int64_t flush_time(ngx_idempotency_batch_t *batch, ngx_msec_t time);
 static void flush_probe(ngx_idempotency_tier_t *tier);
 static void flush_large(ngx_idempotency_tier_t *tier);
 static ngx_uint_t flushed_batch(ngx_idempotency_tier_t *tier);
@@ -144,7 +143,6 @@ static ngx_int_t tier_member(ngx_idempotency_tier_t *tier, ngx_uint_t serves,
 static void tier_event(ngx_idempotency_tier_t *tier, ngx_event_t *ev,
     ngx_event_handler_pt handler);
 static void tier_stay_handler(ngx_event_t *ev);
-static ngx_msec_t tier_stays(void);
 static void tier_flush_last(ngx_idempotency_tier_t *tier);
 static ngx_uint_t tier_flush_now(ngx_idempotency_tier_t *tier);
 static void tier_flushed(ngx_idempotency_tier_t *tier);
@@ -691,10 +689,15 @@ static void
 flush_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     ngx_idempotency_item_t *item)
 {
+    int64_t                    recorded;
     ngx_idempotency_batch_t   *batch;
     ngx_idempotency_cursor_t   cur;
 
     batch = tier->batch;
+
+    /* by the backing's time */
+
+    recorded = batch->now - (ngx_msec_int_t) (batch->at - rec->recorded);
 
     ngx_memzero(item, sizeof(ngx_idempotency_item_t));
 
@@ -728,14 +731,14 @@ flush_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
             item->what = NGX_IDEMPOTENCY_ITEM_FORGET;
             item->floor = item->sequence;
             item->fence = 0;
-            item->recorded = flush_time(batch, rec->recorded);
+            item->recorded = recorded;
         }
 
         return;
     }
 
     item->window = rec->window->length;
-    item->recorded = flush_time(batch, rec->recorded);
+    item->recorded = recorded;
     item->ends = batch->now + (ngx_msec_int_t) (rec->ends - batch->at);
 
     if (rec->state == NGX_IDEMPOTENCY_REMOTE) {
@@ -776,15 +779,6 @@ flush_item(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     }
 
     batch->size += rec->size;
-}
-
-
-/* a time of this worker's, as the backing's */
-
-static int64_t
-flush_time(ngx_idempotency_batch_t *batch, ngx_msec_t time)
-{
-    return batch->now - (ngx_msec_int_t) (batch->at - time);
 }
 
 
@@ -1860,9 +1854,10 @@ ngx_idempotency_tier_quit(ngx_idempotency_shm_t *shm)
 static void
 tier_stay_handler(ngx_event_t *ev)
 {
-    ngx_msec_t                  age;
+    ngx_msec_t                  age, stays;
     ngx_uint_t                  serve, said, latest;
     queue_sum_t                 sum;
+    ngx_core_conf_t            *ccf;
     ngx_idempotency_tier_t     *tier;
     ngx_idempotency_tier_sh_t  *sh;
 
@@ -1874,6 +1869,12 @@ tier_stay_handler(ngx_event_t *ev)
     if (sum.outcomes + sum.claims == 0) {
         return;
     }
+
+    ccf = (ngx_core_conf_t *) ngx_get_conf(ngx_cycle->conf_ctx,
+                                           ngx_core_module);
+
+    stays = ccf->shutdown_timeout ? ccf->shutdown_timeout
+                                  : NGX_IDEMPOTENCY_TIER_QUIT;
 
     age = ngx_current_msec - tier->quit;
     latest = (sh->generation == tier->shm->generation);
@@ -1895,10 +1896,10 @@ tier_stay_handler(ngx_event_t *ev)
                       "%V yet: a worker process stays for up to %M ms to "
                       "deliver them",
                       &tier->shm->store->name, sum.outcomes, &tier->name,
-                      tier_stays());
+                      stays);
     }
 
-    if (age >= tier_stays() || sh->other || sh->lost
+    if (age >= stays || sh->other || sh->lost
         || ngx_idempotency_workers_others(&sh->leaving, 1))
     {
         return;
@@ -1913,19 +1914,6 @@ tier_stay_handler(ngx_event_t *ev)
     }
 
     tier_schedule(tier);
-}
-
-
-static ngx_msec_t
-tier_stays(void)
-{
-    ngx_core_conf_t  *ccf;
-
-    ccf = (ngx_core_conf_t *) ngx_get_conf(ngx_cycle->conf_ctx,
-                                           ngx_core_module);
-
-    return ccf->shutdown_timeout ? ccf->shutdown_timeout
-                                 : NGX_IDEMPOTENCY_TIER_QUIT;
 }
 
 
