@@ -346,8 +346,6 @@ ngx_http_idempotency_init(ngx_conf_t *cf)
     imcf->dav = find_module(cf, "ngx_http_dav_module");
     imcf->slice = find_module(cf, "ngx_http_slice_filter_module");
 
-    ngx_http_idempotency_warn_upstreams(cf, &imcf->locations);
-
     if (ngx_http_idempotency_init_peers(cf) != NGX_OK) {
         return NGX_ERROR;
     }

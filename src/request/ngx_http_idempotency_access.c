@@ -539,17 +539,16 @@ access_bind(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 static ngx_int_t
 access_obey(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    switch (ctx->verdict) {
-
-    case NGX_HTTP_IDEMPOTENCY_STATUS_NONE:
-    case NGX_HTTP_IDEMPOTENCY_STATUS_BYPASS:
+    if (ctx->verdict == NGX_HTTP_IDEMPOTENCY_STATUS_NONE
+        || ctx->verdict == NGX_HTTP_IDEMPOTENCY_STATUS_BYPASS)
+    {
         ctx->status = ctx->verdict;
         return NGX_DECLINED;
-
-    default:
-        ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_DECIDED;
-        return ngx_http_idempotency_refuse(r, ctx, ctx->verdict);
     }
+
+    ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_DECIDED;
+
+    return ngx_http_idempotency_refuse(r, ctx, ctx->verdict);
 }
 
 

@@ -8,6 +8,13 @@
  * The page says what happened and what to do.  Where something may have been
  * executed the page has no link back: a form that is opened anew and sent
  * again could execute the operation once more.
+ *
+ * LOCATION  If internal redirects led to another location than the claim's, a
+ *           replay is sent with that location's settings: so the filters treat
+ *           it as the original.  A location is known by its way down from the
+ *           server: the kind and name of each step, and its number among equal
+ *           ones.  So a reload that keeps the location keeps it known.  The
+ *           server is that of the replay's request.
  */
 
 
@@ -37,6 +44,21 @@ typedef struct {
 static replay_body_t    *replay_kept;
 static ngx_event_t       replay_event;
 static ngx_connection_t  replay_dumb;
+
+
+typedef struct {
+    void                        **srv_conf;
+    void                        **loc_conf;
+
+    /* the index of the location around this one; 0: the http level */
+    ngx_uint_t                    parent;
+    /* how many locations of the same kind and name stand before this one */
+    ngx_uint_t                    ordinal;
+    /* how many blocks without a name this location contains */
+    ngx_uint_t                    nameless;
+
+    u_char                        id[NGX_HTTP_IDEMPOTENCY_LOCATION_LEN];
+} location_entry_t;
 
 
 typedef struct {
@@ -78,10 +100,8 @@ static ngx_int_t refuse_problem(ngx_http_request_t *r,
     ngx_str_t *body);
 static ngx_int_t refuse_page(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal, ngx_str_t *body);
-static ngx_uint_t accept_quality(ngx_http_request_t *r, char *type,
-    ngx_uint_t *best);
-static ngx_uint_t accept_range(ngx_str_t *range, char *type);
-static ngx_uint_t accept_weight(u_char *p, u_char *last);
+static ngx_int_t answer_send(ngx_http_request_t *r, ngx_str_t *body,
+    ngx_file_t *file);
 static ngx_file_t *replay_to_file(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_response_t *response);
@@ -95,6 +115,16 @@ static ngx_int_t replay_send(ngx_http_request_t *r,
     ngx_http_idempotency_response_t *response, ngx_file_t *file);
 static ngx_int_t replay_mark(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+static u_char location_kind(ngx_http_core_loc_conf_t *clcf);
+static ngx_uint_t location_ordinal(ngx_array_t *entries, ngx_uint_t parent,
+    ngx_http_core_loc_conf_t *clcf);
+static void location_id(location_entry_t *entry, location_entry_t *parent);
+static ngx_http_core_loc_conf_t *location_core(location_entry_t *entry);
+static void location_captures(ngx_http_request_t *r);
+static void **location_find(ngx_http_request_t *r,
+    ngx_http_idempotency_location_t *location);
+static void location_enter(ngx_http_request_t *r,
+    ngx_http_idempotency_location_t *location, void **loc_conf);
 
 
 #define refuse_form_again  ngx_string(                                        \
@@ -584,7 +614,7 @@ refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 {
     ngx_int_t   rc;
     ngx_str_t   body;
-    ngx_uint_t  html, best;
+    ngx_uint_t  html, json, problem, best;
 
     r->expect_tested = 1;
 
@@ -598,11 +628,11 @@ refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     /* a client that prefers HTML to JSON has a user, others are programs */
 
-    html = accept_quality(r, "text/html", &best);
+    html = ngx_http_idempotency_accept(r, "text/html", &best);
+    json = ngx_http_idempotency_accept(r, "application/json", &best);
+    problem = ngx_http_idempotency_accept(r, "application/problem+json", &best);
 
-    if (html > accept_quality(r, "application/json", &best)
-        && html > accept_quality(r, "application/problem+json", &best))
-    {
+    if (html > json && html > problem) {
         rc = refuse_page(r, ctx, refusal, &body);
 
         ngx_str_set(&r->headers_out.content_type, "text/html");
@@ -624,7 +654,7 @@ refuse_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     r->headers_out.status = status;
     r->headers_out.content_length_n = body.len;
 
-    return ngx_http_idempotency_send(r, &body, NULL);
+    return answer_send(r, &body, NULL);
 }
 
 
@@ -903,127 +933,6 @@ page_is_path(u_char *p, u_char *last)
 }
 
 
-/* whether the client accepts HTML by name: a client that accepts anything is a
-   program */
-
-ngx_uint_t
-ngx_http_idempotency_accepts_html(ngx_http_request_t *r)
-{
-    ngx_uint_t  best;
-
-    return accept_quality(r, "text/html", &best) && best == 3;
-}
-
-
-/* In thousandths, by the most specific range that covers the type. */
-
-static ngx_uint_t
-accept_quality(ngx_http_request_t *r, char *type, ngx_uint_t *best)
-{
-    u_char           *p, *end, *last, *semicolon;
-    ngx_str_t         range;
-    ngx_uint_t        specific, quality;
-    ngx_table_elt_t  *h;
-
-    h = NULL;
-    *best = 0;
-    quality = 0;
-
-    while ((h = ngx_http_idempotency_header_next(r, "accept", h)) != NULL) {
-
-        last = h->value.data + h->value.len;
-
-        for (p = h->value.data; p < last; p = end + 1) {
-
-            end = ngx_strlchr(p, last, ',');
-            if (end == NULL) {
-                end = last;
-            }
-
-            semicolon = ngx_strlchr(p, end, ';');
-
-            range = ngx_idempotency_trim(p, semicolon ? semicolon : end);
-
-            specific = accept_range(&range, type);
-
-            if (specific > *best) {
-                *best = specific;
-                quality = semicolon ? accept_weight(semicolon, end) : 1000;
-            }
-        }
-    }
-
-    return quality;
-}
-
-
-/* how specific the range is. 3: the type itself, 2: "type/" and a star, 1: two
-   stars, 0: another type */
-
-static ngx_uint_t
-accept_range(ngx_str_t *range, char *type)
-{
-    size_t  len;
-
-    if (ngx_idempotency_equal(range, type)) {
-        return 3;
-    }
-
-    len = ngx_strchr(type, '/') - type + 1;
-
-    if (range->len == len + 1 && range->data[len] == '*'
-        && ngx_strncasecmp(range->data, (u_char *) type, len) == 0)
-    {
-        return 2;
-    }
-
-    return ngx_idempotency_equal(range, "*/*");
-}
-
-
-/* p: at the semicolon of the parameters; ";q=0.8" is 800 */
-
-static ngx_uint_t
-accept_weight(u_char *p, u_char *last)
-{
-    ngx_uint_t  weight, scale;
-
-    while (p) {
-        p++;
-
-        while (p < last && (*p == ' ' || *p == '\t')) {
-            p++;
-        }
-
-        if (last - p >= 3 && (*p | 0x20) == 'q' && p[1] == '=') {
-            break;
-        }
-
-        p = ngx_strlchr(p, last, ';');
-    }
-
-    if (p == NULL) {
-        return 1000;
-    }
-
-    p += 2;
-    weight = (*p == '1') ? 1000 : 0;
-
-    if (weight || ++p == last || *p != '.') {
-        return weight;
-    }
-
-    for (p++, scale = 100;
-         p < last && scale && *p >= '0' && *p <= '9';
-         p++, scale /= 10)
-    {
-        weight += (*p - '0') * scale;
-    }
-
-    return weight;
-}
-
-
 /*
  * NGX_DONE: the request is finalized; NGX_OK: this is a dry run; NGX_DECLINED:
  * the response belongs to another client.  A response is not sent if its
@@ -1061,7 +970,7 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
     }
 
     if (response.has_location) {
-        loc_conf = ngx_http_idempotency_location_find(r, &response.location);
+        loc_conf = location_find(r, &response.location);
 
         if (loc_conf == NULL) {
             ngx_http_idempotency_log(r, ctx,
@@ -1091,7 +1000,7 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
            ? replay_to_file(r, ctx, &response) : NULL;
 
     if (loc_conf) {
-        ngx_http_idempotency_location_enter(r, &response.location, loc_conf);
+        location_enter(r, &response.location, loc_conf);
     }
 
     ngx_http_finalize_request(r, replay_send(r, ctx, &response, file));
@@ -1285,7 +1194,7 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_idempotency_stats_add(ctx->conf->store->counters->replayed_bytes,
                               response->body.len);
 
-    return ngx_http_idempotency_send(r, &response->body, file);
+    return answer_send(r, &response->body, file);
 }
 
 
@@ -1316,4 +1225,348 @@ replay_mark(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     h = ngx_http_idempotency_header_push(r, headers, name, &value);
 
     return (h == NULL) ? NGX_ERROR : NGX_OK;
+}
+
+
+/* sends a response with a body in one piece, from the top of all filters */
+
+static ngx_int_t
+answer_send(ngx_http_request_t *r, ngx_str_t *body,
+    ngx_file_t *file)
+{
+    ngx_int_t     rc;
+    ngx_buf_t    *b;
+    ngx_chain_t   out;
+
+    rc = ngx_http_send_header(r);
+
+    if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
+        return rc;
+    }
+
+    if (body->len == 0) {
+        return ngx_http_send_special(r, NGX_HTTP_LAST);
+    }
+
+    b = ngx_calloc_buf(r->pool);
+    if (b == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    if (file) {
+        b->file = file;
+        b->file_last = body->len;
+        b->in_file = 1;
+        b->temp_file = 1;
+
+    } else {
+        b->start = body->data;
+        b->pos = body->data;
+        b->last = body->data + body->len;
+        b->end = b->last;
+        b->temporary = 1;
+    }
+
+    b->last_buf = 1;
+    b->last_in_chain = 1;
+
+    out.buf = b;
+    out.next = NULL;
+
+    return ngx_http_output_filter(r, &out);
+}
+
+
+/*
+ * Called when a location's settings are merged; the locations around it were
+ * added before.  The first entry stands for the http level, and has index 0.
+ */
+
+ngx_int_t
+ngx_http_idempotency_location_add(ngx_conf_t *cf, ngx_uint_t parent,
+    ngx_uint_t *index)
+{
+    ngx_array_t                       *entries;
+    location_entry_t                  *entry;
+    ngx_http_conf_ctx_t               *ctx;
+    ngx_http_core_loc_conf_t          *clcf;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+    entries = &imcf->location_entries;
+
+    if (entries->elts == NULL) {
+
+        if (ngx_array_init(entries, cf->pool, 16, sizeof(location_entry_t))
+            != NGX_OK)
+        {
+            return NGX_ERROR;
+        }
+
+        ngx_memzero(ngx_array_push(entries), sizeof(location_entry_t));
+    }
+
+    *index = entries->nelts;
+
+    entry = ngx_array_push(entries);
+    if (entry == NULL) {
+        return NGX_ERROR;
+    }
+
+    ngx_memzero(entry, sizeof(location_entry_t));
+
+    ctx = cf->ctx;
+
+    entry->srv_conf = ctx->srv_conf;
+    entry->loc_conf = ctx->loc_conf;
+    entry->parent = parent;
+
+    if (parent == 0) {
+        return NGX_OK;
+    }
+
+    clcf = location_core(entry);
+
+    entry->ordinal = location_ordinal(entries, parent, clcf);
+
+    if (clcf->noname) {
+        ((location_entry_t *) entries->elts)[parent].nameless++;
+    }
+
+    return NGX_OK;
+}
+
+
+static u_char
+location_kind(ngx_http_core_loc_conf_t *clcf)
+{
+    if (clcf->noname) {
+        return clcf->lmt_excpt ? 'l' : 'i';
+    }
+
+    if (clcf->named) {
+        return '@';
+    }
+
+#if (NGX_PCRE)
+    if (clcf->regex) {
+        return '~';
+    }
+#endif
+
+    return clcf->exact_match ? '=' : '/';
+}
+
+
+static ngx_uint_t
+location_ordinal(ngx_array_t *entries, ngx_uint_t parent,
+    ngx_http_core_loc_conf_t *clcf)
+{
+    u_char                     kind;
+    ngx_uint_t                 i;
+    location_entry_t          *entry;
+    ngx_http_core_loc_conf_t  *other;
+
+    kind = location_kind(clcf);
+
+    if (kind == '=' || kind == '/') {
+        /* nginx refuses two of them */
+        return 0;
+    }
+
+    entry = entries->elts;
+
+    for (i = entries->nelts - 2; i > parent; i--) {
+
+        if (entry[i].parent != parent) {
+            continue;
+        }
+
+        other = location_core(&entry[i]);
+
+        if (location_kind(other) == kind
+            && other->name.len == clcf->name.len
+            && ngx_strncmp(other->name.data, clcf->name.data, clcf->name.len)
+               == 0)
+        {
+            return entry[i].ordinal + 1;
+        }
+    }
+
+    return 0;
+}
+
+
+/* called when all locations are known */
+
+void
+ngx_http_idempotency_location_init(ngx_conf_t *cf)
+{
+    ngx_uint_t                         i;
+    location_entry_t                  *entry;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+    entry = imcf->location_entries.elts;
+
+    for (i = 1; i < imcf->location_entries.nelts; i++) {
+        if (entry[i].parent) {
+            location_id(&entry[i], &entry[entry[i].parent]);
+        }
+    }
+}
+
+
+/* Only their order tells blocks without a name apart.  If one comes or goes,
+   all of them get other ids. */
+
+static void
+location_id(location_entry_t *entry, location_entry_t *parent)
+{
+    u_char                     id[NGX_IDEMPOTENCY_DIGEST_LEN];
+    u_char                     step[2 + 2 * NGX_INT_T_LEN];
+    ngx_str_t                  s;
+    ngx_idempotency_digest_t   d;
+    ngx_http_core_loc_conf_t  *clcf;
+
+    clcf = location_core(entry);
+
+    ngx_idempotency_digest_init(&d, NULL, NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
+                                NGX_IDEMPOTENCY_DIGEST_PLACE);
+
+    s.data = parent->id;
+    s.len = NGX_HTTP_IDEMPOTENCY_LOCATION_LEN;
+    ngx_idempotency_digest_field(&d, &s);
+
+    s.data = step;
+    s.len = ngx_sprintf(step, "%c%ui/%ui", location_kind(clcf), entry->ordinal,
+                        clcf->noname ? parent->nameless : 0)
+            - step;
+    ngx_idempotency_digest_field(&d, &s);
+    ngx_idempotency_digest_field(&d, &clcf->name);
+
+    ngx_idempotency_digest_final(&d, id);
+    ngx_memcpy(entry->id, id, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
+}
+
+
+static ngx_http_core_loc_conf_t *
+location_core(location_entry_t *entry)
+{
+    return entry->loc_conf[ngx_http_core_module.ctx_index];
+}
+
+
+/* the location of the request; NGX_DECLINED: it could not be found again */
+
+ngx_int_t
+ngx_http_idempotency_location_of(ngx_http_request_t *r,
+    ngx_http_idempotency_location_t *location)
+{
+    location_entry_t                  *entry;
+    ngx_http_idempotency_loc_conf_t   *conf;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
+
+    if (conf->location == 0) {
+        return NGX_DECLINED;
+    }
+
+    entry = (location_entry_t *) imcf->location_entries.elts + conf->location;
+
+    ngx_memcpy(location->id, entry->id, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
+
+    location->internal = r->internal;
+    location->get = (r->method == NGX_HTTP_GET);
+    location->uri = r->uri;
+    location->args = r->args;
+
+    return NGX_OK;
+}
+
+
+/* the location's configuration; NULL: the location has gone */
+
+static void **
+location_find(ngx_http_request_t *r,
+    ngx_http_idempotency_location_t *location)
+{
+    ngx_uint_t                         i;
+    location_entry_t                  *entry;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
+    entry = imcf->location_entries.elts;
+
+    for (i = 1; i < imcf->location_entries.nelts; i++) {
+
+        if (entry[i].srv_conf == r->srv_conf
+            && ngx_memcmp(entry[i].id, location->id,
+                          NGX_HTTP_IDEMPOTENCY_LOCATION_LEN)
+               == 0)
+        {
+            return entry[i].loc_conf;
+        }
+    }
+
+    return NULL;
+}
+
+
+/* moves the request there, as an internal redirect would */
+
+static void
+location_enter(ngx_http_request_t *r,
+    ngx_http_idempotency_location_t *location, void **loc_conf)
+{
+    r->uri = location->uri;
+    r->args = location->args;
+    ngx_http_set_exten(r);
+
+    r->internal = location->internal;
+    r->valid_unparsed_uri = 0;
+
+    if (location->get && r->method != NGX_HTTP_GET) {
+        r->method = NGX_HTTP_GET;
+        r->method_name = ngx_http_core_get_method;
+    }
+
+    r->loc_conf = loc_conf;
+    ngx_http_update_location_config(r);
+
+    /* a block in it was chosen by the original method, and is set again */
+    r->loc_conf = loc_conf;
+
+    location_captures(r);
+}
+
+
+/* sets the captures of the location's pattern, which an add_header may use */
+
+static void
+location_captures(ngx_http_request_t *r)
+{
+#if (NGX_PCRE)
+
+    location_entry_t                  *entries, *entry;
+    ngx_http_idempotency_loc_conf_t   *conf;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
+
+    entries = imcf->location_entries.elts;
+    entry = &entries[conf->location];
+
+    while (location_core(entry)->noname) {
+        entry = &entries[entry->parent];
+    }
+
+    if (location_core(entry)->regex) {
+        (void) ngx_http_regex_exec(r, location_core(entry)->regex, &r->uri);
+    }
+
+#endif
 }

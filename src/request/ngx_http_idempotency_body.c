@@ -132,6 +132,30 @@ ngx_http_idempotency_read_body(ngx_http_request_t *r,
 }
 
 
+/*
+ * The methods that WebDAV handles in a location.  nginx may be built without
+ * WebDAV.  The methods are the first member of its configuration; "off" is a
+ * bit that stands for GET there.
+ */
+
+ngx_uint_t
+ngx_http_idempotency_dav_methods(ngx_http_request_t *r)
+{
+    ngx_uint_t                        *methods;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
+
+    if (imcf->dav == NULL) {
+        return 0;
+    }
+
+    methods = ngx_http_get_module_loc_conf(r, (*imcf->dav));
+
+    return *methods & ~NGX_HTTP_GET;
+}
+
+
 /* chooses by the request's header how the body is digested */
 
 static ngx_int_t
@@ -1113,12 +1137,17 @@ key_missing(ngx_http_request_t *r,
 static ngx_uint_t
 form_sent(ngx_http_request_t *r)
 {
+    ngx_uint_t  specific;
+
     if (ngx_http_idempotency_header_next(r, "sec_fetch_mode", NULL)) {
         return form_navigates(r);
     }
 
+    /* a client that accepts anything, and not HTML by name, is a program */
+
     return ngx_http_idempotency_header_next(r, "x_requested_with", NULL) == NULL
-           && ngx_http_idempotency_accepts_html(r);
+           && ngx_http_idempotency_accept(r, "text/html", &specific)
+           && specific == 3;
 }
 
 

@@ -792,7 +792,9 @@ identity_of_key(ngx_array_t *keys, ngx_table_elt_t *h)
         name = key[i].headers.elts;
 
         for (n = 0; n < key[i].headers.nelts; n++) {
-            if (ngx_http_idempotency_header_is(h, (char *) name[n].data)) {
+            if (ngx_http_idempotency_header_is(h, (char *) name[n].data,
+                                               name[n].len))
+            {
                 return 1;
             }
         }

@@ -35,6 +35,8 @@ ngx_int_t ngx_http_idempotency_value(ngx_http_request_t *r,
     ngx_http_idempotency_value_t *value, ngx_str_t *text);
 uint64_t ngx_http_idempotency_wall_clock(void);
 
+ngx_uint_t ngx_http_idempotency_dav_methods(ngx_http_request_t *r);
+
 ngx_int_t ngx_http_idempotency_read_body(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 ngx_int_t ngx_http_idempotency_digest_body(ngx_http_request_t *r,
@@ -98,9 +100,6 @@ void ngx_http_idempotency_postpone_cancel(ngx_http_idempotency_ctx_t *ctx);
 
 /* upstream.c */
 
-void ngx_http_idempotency_warn_upstreams(ngx_conf_t *cf,
-    ngx_array_t *locations);
-ngx_uint_t ngx_http_idempotency_dav_methods(ngx_http_request_t *r);
 void ngx_http_idempotency_carry(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 void ngx_http_idempotency_not_kept(ngx_http_request_t *r,
@@ -115,13 +114,11 @@ ngx_int_t ngx_http_idempotency_init_peers(ngx_conf_t *cf);
 ngx_uint_t ngx_http_idempotency_nested(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 
-/* response.c */
+/* answer.c */
 
 ngx_int_t ngx_http_idempotency_location_add(ngx_conf_t *cf, ngx_uint_t parent,
     ngx_uint_t *index);
 void ngx_http_idempotency_location_init(ngx_conf_t *cf);
-
-/* answer.c */
 
 /* NGX_DONE: the request is finalized; NGX_OK: this is a dry run; NGX_DECLINED:
    the response belongs to another client */
@@ -133,8 +130,6 @@ ngx_int_t ngx_http_idempotency_refuse(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e why);
 ngx_uint_t ngx_http_idempotency_refuses(ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_status_e why);
-
-ngx_uint_t ngx_http_idempotency_accepts_html(ngx_http_request_t *r);
 
 /* the parts of a problem document */
 

@@ -1,9 +1,8 @@
 
 /*
- * Header lines by name, a response of ours in one piece, and a response as the
- * store keeps it, encoded and decoded: the header block, the trailers, the
- * places of header lines in headers_out, and the location that made the
- * response.
+ * Header lines by name, and a response as the store keeps it, encoded and
+ * decoded: the header block, the trailers, the places of header lines in
+ * headers_out, and the location that made the response.
  *
  * Numbers have a variable length, the low bits first; a string follows its
  * length; a list of lines ends with a zero.
@@ -13,12 +12,6 @@
  *           memory behind the body.  So each part of a decoded response is
  *           checked, also against the others, before anything is restored.  A
  *           response that would not pass these checks is not encoded.
- * LOCATION  If internal redirects led to another location than the claim's, a
- *           replay is sent with that location's settings: so the filters treat
- *           it as the original.  A location is known by its way down from the
- *           server: the kind and name of each step, and its number among equal
- *           ones.  So a reload that keeps the location keeps it known.  The
- *           server is that of the replay's request.
  */
 
 
@@ -63,21 +56,9 @@ typedef enum {
 
 #define NGX_HTTP_IDEMPOTENCY_LOCATION_FLAGS  0x03
 
-typedef struct {
-    void                        **srv_conf;
-    void                        **loc_conf;
 
-    /* the index of the location around this one; 0: the http level */
-    ngx_uint_t                    parent;
-    /* how many locations of the same kind and name stand before this one */
-    ngx_uint_t                    ordinal;
-    /* how many blocks without a name this location contains */
-    ngx_uint_t                    nameless;
-
-    u_char                        id[NGX_HTTP_IDEMPOTENCY_LOCATION_LEN];
-} location_entry_t;
-
-
+static ngx_uint_t accept_range(ngx_str_t *range, char *type);
+static ngx_uint_t accept_weight(u_char *p, u_char *last);
 static size_t response_lines_len(ngx_list_t *list);
 static u_char *response_lines(u_char *p, ngx_http_request_t *r,
     ngx_list_t *list, ngx_array_t *hide);
@@ -101,12 +82,6 @@ static u_char *response_number(u_char *p, uint64_t n);
 static u_char *response_string(u_char *p, ngx_str_t *s);
 static ngx_int_t response_get_number(ngx_str_t *rest, uint64_t *n);
 static ngx_int_t response_get_string(ngx_str_t *rest, ngx_str_t *s);
-static u_char location_kind(ngx_http_core_loc_conf_t *clcf);
-static ngx_uint_t location_ordinal(ngx_array_t *entries, ngx_uint_t parent,
-    ngx_http_core_loc_conf_t *clcf);
-static void location_id(location_entry_t *entry, location_entry_t *parent);
-static ngx_http_core_loc_conf_t *location_core(location_entry_t *entry);
-static void location_captures(ngx_http_request_t *r);
 static ngx_int_t place_fill(ngx_http_request_t *r, ngx_uint_t place,
     ngx_table_elt_t *h);
 static ngx_uint_t place_of(ngx_http_headers_out_t *out, ngx_table_elt_t *h);
@@ -167,9 +142,12 @@ ngx_table_elt_t *
 ngx_http_idempotency_header_next(ngx_http_request_t *r, char *name,
     ngx_table_elt_t *last)
 {
+    size_t            len;
     ngx_uint_t        i;
     ngx_list_part_t  *part;
     ngx_table_elt_t  *h;
+
+    len = ngx_strlen(name);
 
     for (part = &r->headers_in.headers.part; part; part = part->next) {
         h = part->elts;
@@ -179,7 +157,7 @@ ngx_http_idempotency_header_next(ngx_http_request_t *r, char *name,
             if (last) {
                 last = (last == &h[i]) ? NULL : last;
 
-            } else if (ngx_http_idempotency_header_is(&h[i], name)) {
+            } else if (ngx_http_idempotency_header_is(&h[i], name, len)) {
                 return &h[i];
             }
         }
@@ -216,6 +194,115 @@ ngx_http_idempotency_header_of(ngx_list_t *list, char *name)
 }
 
 
+/* In thousandths, by the most specific range that covers the type. */
+
+ngx_uint_t
+ngx_http_idempotency_accept(ngx_http_request_t *r, char *type, ngx_uint_t *best)
+{
+    u_char           *p, *end, *last, *semicolon;
+    ngx_str_t         range;
+    ngx_uint_t        specific, quality;
+    ngx_table_elt_t  *h;
+
+    h = NULL;
+    *best = 0;
+    quality = 0;
+
+    while ((h = ngx_http_idempotency_header_next(r, "accept", h)) != NULL) {
+
+        last = h->value.data + h->value.len;
+
+        for (p = h->value.data; p < last; p = end + 1) {
+
+            end = ngx_strlchr(p, last, ',');
+            if (end == NULL) {
+                end = last;
+            }
+
+            semicolon = ngx_strlchr(p, end, ';');
+
+            range = ngx_idempotency_trim(p, semicolon ? semicolon : end);
+
+            specific = accept_range(&range, type);
+
+            if (specific > *best) {
+                *best = specific;
+                quality = semicolon ? accept_weight(semicolon, end) : 1000;
+            }
+        }
+    }
+
+    return quality;
+}
+
+
+/* how specific the range is. 3: the type itself, 2: "type/" and a star, 1: two
+   stars, 0: another type */
+
+static ngx_uint_t
+accept_range(ngx_str_t *range, char *type)
+{
+    size_t  len;
+
+    if (ngx_idempotency_equal(range, type)) {
+        return 3;
+    }
+
+    len = ngx_strchr(type, '/') - type + 1;
+
+    if (range->len == len + 1 && range->data[len] == '*'
+        && ngx_strncasecmp(range->data, (u_char *) type, len) == 0)
+    {
+        return 2;
+    }
+
+    return ngx_idempotency_equal(range, "*/*");
+}
+
+
+/* p: at the semicolon of the parameters; ";q=0.8" is 800 */
+
+static ngx_uint_t
+accept_weight(u_char *p, u_char *last)
+{
+    ngx_uint_t  weight, scale;
+
+    while (p) {
+        p++;
+
+        while (p < last && (*p == ' ' || *p == '\t')) {
+            p++;
+        }
+
+        if (last - p >= 3 && (*p | 0x20) == 'q' && p[1] == '=') {
+            break;
+        }
+
+        p = ngx_strlchr(p, last, ';');
+    }
+
+    if (p == NULL) {
+        return 1000;
+    }
+
+    p += 2;
+    weight = (*p == '1') ? 1000 : 0;
+
+    if (weight || ++p == last || *p != '.') {
+        return weight;
+    }
+
+    for (p++, scale = 100;
+         p < last && scale && *p >= '0' && *p <= '9';
+         p++, scale /= 10)
+    {
+        weight += (*p - '0') * scale;
+    }
+
+    return weight;
+}
+
+
 ngx_table_elt_t *
 ngx_http_idempotency_header_push(ngx_http_request_t *r, ngx_list_t *list,
     ngx_str_t *key, ngx_str_t *value)
@@ -241,55 +328,6 @@ ngx_http_idempotency_header_push(ngx_http_request_t *r, ngx_list_t *list,
 #endif
 
     return h;
-}
-
-
-/* sends a response with a body in one piece, from the top of all filters */
-
-ngx_int_t
-ngx_http_idempotency_send(ngx_http_request_t *r, ngx_str_t *body,
-    ngx_file_t *file)
-{
-    ngx_int_t     rc;
-    ngx_buf_t    *b;
-    ngx_chain_t   out;
-
-    rc = ngx_http_send_header(r);
-
-    if (rc == NGX_ERROR || rc > NGX_OK || r->header_only) {
-        return rc;
-    }
-
-    if (body->len == 0) {
-        return ngx_http_send_special(r, NGX_HTTP_LAST);
-    }
-
-    b = ngx_calloc_buf(r->pool);
-    if (b == NULL) {
-        return NGX_HTTP_INTERNAL_SERVER_ERROR;
-    }
-
-    if (file) {
-        b->file = file;
-        b->file_last = body->len;
-        b->in_file = 1;
-        b->temp_file = 1;
-
-    } else {
-        b->start = body->data;
-        b->pos = body->data;
-        b->last = body->data + body->len;
-        b->end = b->last;
-        b->temporary = 1;
-    }
-
-    b->last_buf = 1;
-    b->last_in_chain = 1;
-
-    out.buf = b;
-    out.next = NULL;
-
-    return ngx_http_output_filter(r, &out);
 }
 
 
@@ -1074,299 +1112,4 @@ places_suppress(ngx_http_request_t *r, uint64_t bits)
     }
 
     return NGX_OK;
-}
-
-
-/*
- * Called when a location's settings are merged; the locations around it were
- * added before.  The first entry stands for the http level, and has index 0.
- */
-
-ngx_int_t
-ngx_http_idempotency_location_add(ngx_conf_t *cf, ngx_uint_t parent,
-    ngx_uint_t *index)
-{
-    ngx_array_t                       *entries;
-    location_entry_t                  *entry;
-    ngx_http_conf_ctx_t               *ctx;
-    ngx_http_core_loc_conf_t          *clcf;
-    ngx_http_idempotency_main_conf_t  *imcf;
-
-    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
-    entries = &imcf->location_entries;
-
-    if (entries->elts == NULL) {
-
-        if (ngx_array_init(entries, cf->pool, 16, sizeof(location_entry_t))
-            != NGX_OK)
-        {
-            return NGX_ERROR;
-        }
-
-        ngx_memzero(ngx_array_push(entries), sizeof(location_entry_t));
-    }
-
-    *index = entries->nelts;
-
-    entry = ngx_array_push(entries);
-    if (entry == NULL) {
-        return NGX_ERROR;
-    }
-
-    ngx_memzero(entry, sizeof(location_entry_t));
-
-    ctx = cf->ctx;
-
-    entry->srv_conf = ctx->srv_conf;
-    entry->loc_conf = ctx->loc_conf;
-    entry->parent = parent;
-
-    if (parent == 0) {
-        return NGX_OK;
-    }
-
-    clcf = location_core(entry);
-
-    entry->ordinal = location_ordinal(entries, parent, clcf);
-
-    if (clcf->noname) {
-        ((location_entry_t *) entries->elts)[parent].nameless++;
-    }
-
-    return NGX_OK;
-}
-
-
-static u_char
-location_kind(ngx_http_core_loc_conf_t *clcf)
-{
-    if (clcf->noname) {
-        return clcf->lmt_excpt ? 'l' : 'i';
-    }
-
-    if (clcf->named) {
-        return '@';
-    }
-
-#if (NGX_PCRE)
-    if (clcf->regex) {
-        return '~';
-    }
-#endif
-
-    return clcf->exact_match ? '=' : '/';
-}
-
-
-static ngx_uint_t
-location_ordinal(ngx_array_t *entries, ngx_uint_t parent,
-    ngx_http_core_loc_conf_t *clcf)
-{
-    u_char                     kind;
-    ngx_uint_t                 i;
-    location_entry_t          *entry;
-    ngx_http_core_loc_conf_t  *other;
-
-    kind = location_kind(clcf);
-
-    if (kind == '=' || kind == '/') {
-        /* nginx refuses two of them */
-        return 0;
-    }
-
-    entry = entries->elts;
-
-    for (i = entries->nelts - 2; i > parent; i--) {
-
-        if (entry[i].parent != parent) {
-            continue;
-        }
-
-        other = location_core(&entry[i]);
-
-        if (location_kind(other) == kind
-            && other->name.len == clcf->name.len
-            && ngx_strncmp(other->name.data, clcf->name.data, clcf->name.len)
-               == 0)
-        {
-            return entry[i].ordinal + 1;
-        }
-    }
-
-    return 0;
-}
-
-
-/* called when all locations are known */
-
-void
-ngx_http_idempotency_location_init(ngx_conf_t *cf)
-{
-    ngx_uint_t                         i;
-    location_entry_t                  *entry;
-    ngx_http_idempotency_main_conf_t  *imcf;
-
-    imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
-    entry = imcf->location_entries.elts;
-
-    for (i = 1; i < imcf->location_entries.nelts; i++) {
-        if (entry[i].parent) {
-            location_id(&entry[i], &entry[entry[i].parent]);
-        }
-    }
-}
-
-
-/* Only their order tells blocks without a name apart.  If one comes or goes,
-   all of them get other ids. */
-
-static void
-location_id(location_entry_t *entry, location_entry_t *parent)
-{
-    u_char                     id[NGX_IDEMPOTENCY_DIGEST_LEN];
-    u_char                     step[2 + 2 * NGX_INT_T_LEN];
-    ngx_str_t                  s;
-    ngx_idempotency_digest_t   d;
-    ngx_http_core_loc_conf_t  *clcf;
-
-    clcf = location_core(entry);
-
-    ngx_idempotency_digest_init(&d, NULL, NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
-                                NGX_IDEMPOTENCY_DIGEST_PLACE);
-
-    s.data = parent->id;
-    s.len = NGX_HTTP_IDEMPOTENCY_LOCATION_LEN;
-    ngx_idempotency_digest_field(&d, &s);
-
-    s.data = step;
-    s.len = ngx_sprintf(step, "%c%ui/%ui", location_kind(clcf), entry->ordinal,
-                        clcf->noname ? parent->nameless : 0)
-            - step;
-    ngx_idempotency_digest_field(&d, &s);
-    ngx_idempotency_digest_field(&d, &clcf->name);
-
-    ngx_idempotency_digest_final(&d, id);
-    ngx_memcpy(entry->id, id, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
-}
-
-
-static ngx_http_core_loc_conf_t *
-location_core(location_entry_t *entry)
-{
-    return entry->loc_conf[ngx_http_core_module.ctx_index];
-}
-
-
-/* the location of the request; NGX_DECLINED: it could not be found again */
-
-ngx_int_t
-ngx_http_idempotency_location_of(ngx_http_request_t *r,
-    ngx_http_idempotency_location_t *location)
-{
-    location_entry_t                  *entry;
-    ngx_http_idempotency_loc_conf_t   *conf;
-    ngx_http_idempotency_main_conf_t  *imcf;
-
-    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
-    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
-
-    if (conf->location == 0) {
-        return NGX_DECLINED;
-    }
-
-    entry = (location_entry_t *) imcf->location_entries.elts + conf->location;
-
-    ngx_memcpy(location->id, entry->id, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
-
-    location->internal = r->internal;
-    location->get = (r->method == NGX_HTTP_GET);
-    location->uri = r->uri;
-    location->args = r->args;
-
-    return NGX_OK;
-}
-
-
-/* the location's configuration; NULL: the location has gone */
-
-void **
-ngx_http_idempotency_location_find(ngx_http_request_t *r,
-    ngx_http_idempotency_location_t *location)
-{
-    ngx_uint_t                         i;
-    location_entry_t                  *entry;
-    ngx_http_idempotency_main_conf_t  *imcf;
-
-    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
-    entry = imcf->location_entries.elts;
-
-    for (i = 1; i < imcf->location_entries.nelts; i++) {
-
-        if (entry[i].srv_conf == r->srv_conf
-            && ngx_memcmp(entry[i].id, location->id,
-                          NGX_HTTP_IDEMPOTENCY_LOCATION_LEN)
-               == 0)
-        {
-            return entry[i].loc_conf;
-        }
-    }
-
-    return NULL;
-}
-
-
-/* moves the request there, as an internal redirect would */
-
-void
-ngx_http_idempotency_location_enter(ngx_http_request_t *r,
-    ngx_http_idempotency_location_t *location, void **loc_conf)
-{
-    r->uri = location->uri;
-    r->args = location->args;
-    ngx_http_set_exten(r);
-
-    r->internal = location->internal;
-    r->valid_unparsed_uri = 0;
-
-    if (location->get && r->method != NGX_HTTP_GET) {
-        r->method = NGX_HTTP_GET;
-        r->method_name = ngx_http_core_get_method;
-    }
-
-    r->loc_conf = loc_conf;
-    ngx_http_update_location_config(r);
-
-    /* a block in it was chosen by the original method, and is set again */
-    r->loc_conf = loc_conf;
-
-    location_captures(r);
-}
-
-
-/* sets the captures of the location's pattern, which an add_header may use */
-
-static void
-location_captures(ngx_http_request_t *r)
-{
-#if (NGX_PCRE)
-
-    location_entry_t                  *entries, *entry;
-    ngx_http_idempotency_loc_conf_t   *conf;
-    ngx_http_idempotency_main_conf_t  *imcf;
-
-    conf = ngx_http_get_module_loc_conf(r, ngx_http_idempotency_module);
-    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
-
-    entries = imcf->location_entries.elts;
-    entry = &entries[conf->location];
-
-    while (location_core(entry)->noname) {
-        entry = &entries[entry->parent];
-    }
-
-    if (location_core(entry)->regex) {
-        (void) ngx_http_regex_exec(r, location_core(entry)->regex, &r->uri);
-    }
-
-#endif
 }

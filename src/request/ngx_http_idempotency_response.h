@@ -1,9 +1,8 @@
 
 /*
- * Header lines by name, a response of ours in one piece, and a response as the
- * store keeps it: header block, trailers, body.  Header lines keep their
- * order, and each line keeps its place in headers_out, so a replay passes
- * nginx's filters as the original did.
+ * Header lines by name, and a response as the store keeps it: header block,
+ * trailers, body.  Header lines keep their order, and each line keeps its place
+ * in headers_out, so a replay passes nginx's filters as the original did.
  */
 
 
@@ -28,12 +27,16 @@ ngx_table_elt_t *ngx_http_idempotency_header_push(ngx_http_request_t *r,
     ngx_list_t *list, ngx_str_t *key, ngx_str_t *value);
 
 static ngx_inline ngx_uint_t
-ngx_http_idempotency_header_is(ngx_table_elt_t *h, char *name)
+ngx_http_idempotency_header_is(ngx_table_elt_t *h, char *name, size_t len)
 {
     u_char  c;
     size_t  n;
 
-    for (n = 0; n < h->key.len && name[n]; n++) {
+    if (h->key.len != len) {
+        return 0;
+    }
+
+    for (n = 0; n < len; n++) {
         c = h->lowcase_key[n];
 
         if ((c == '-' ? '_' : c) != (u_char) name[n]) {
@@ -41,14 +44,15 @@ ngx_http_idempotency_header_is(ngx_table_elt_t *h, char *name)
         }
     }
 
-    return n == h->key.len && name[n] == '\0';
+    return 1;
 }
 
-/* sends a response whose body is in one piece, in memory or in the file */
+/* How much the client wants a type, in thousandths, by the most specific range
+   in its Accept that covers the type; and how specific that is: 3 is the type
+   itself, 2 "type/" and a star, 1 two stars, 0 none. */
 
-ngx_int_t ngx_http_idempotency_send(ngx_http_request_t *r, ngx_str_t *body,
-    ngx_file_t *file);
-
+ngx_uint_t ngx_http_idempotency_accept(ngx_http_request_t *r, char *type,
+    ngx_uint_t *specific);
 
 /* the location that made a response, and the variables that depend on how the
    request came there */
@@ -115,9 +119,5 @@ ngx_int_t ngx_http_idempotency_response_restore(ngx_http_request_t *r,
 
 ngx_int_t ngx_http_idempotency_location_of(ngx_http_request_t *r,
     ngx_http_idempotency_location_t *location);
-void **ngx_http_idempotency_location_find(ngx_http_request_t *r,
-    ngx_http_idempotency_location_t *location);
-void ngx_http_idempotency_location_enter(ngx_http_request_t *r,
-    ngx_http_idempotency_location_t *location, void **loc_conf);
 
 #endif /* _NGX_HTTP_IDEMPOTENCY_RESPONSE_H_INCLUDED_ */

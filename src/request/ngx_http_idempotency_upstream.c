@@ -131,6 +131,7 @@ static ngx_int_t client_count(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static void client_abandon(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_uint_t one);
+static void peer_warn(ngx_conf_t *cf, ngx_array_t *locations);
 static int ngx_libc_cdecl peer_compare(const void *one, const void *two);
 static ngx_int_t peer_init(ngx_http_request_t *r,
     ngx_http_upstream_srv_conf_t *us);
@@ -178,8 +179,8 @@ static peer_sent_t      *peers;
 
 /* a directive that has no effect for owners: an operator might rely on it */
 
-void
-ngx_http_idempotency_warn_upstreams(ngx_conf_t *cf, ngx_array_t *locations)
+static void
+peer_warn(ngx_conf_t *cf, ngx_array_t *locations)
 {
     void                      ***location;
     ngx_str_t                   *name;
@@ -248,30 +249,6 @@ ngx_http_idempotency_carry(ngx_http_request_t *r,
         ctx->client.content_handler = r->content_handler;
         r->content_handler = client_content_handler;
     }
-}
-
-
-/*
- * The methods that WebDAV handles in a location.  nginx may be built without
- * WebDAV.  The methods are the first member of its configuration; "off" is a
- * bit that stands for GET there.
- */
-
-ngx_uint_t
-ngx_http_idempotency_dav_methods(ngx_http_request_t *r)
-{
-    ngx_uint_t                        *methods;
-    ngx_http_idempotency_main_conf_t  *imcf;
-
-    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
-
-    if (imcf->dav == NULL) {
-        return 0;
-    }
-
-    methods = ngx_http_get_module_loc_conf(r, (*imcf->dav));
-
-    return *methods & ~NGX_HTTP_GET;
 }
 
 
@@ -923,6 +900,8 @@ ngx_http_idempotency_init_peers(ngx_conf_t *cf)
 
     umcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_upstream_module);
     imcf = ngx_http_conf_get_module_main_conf(cf, ngx_http_idempotency_module);
+
+    peer_warn(cf, &imcf->locations);
 
     if (ngx_array_init(&imcf->upstreams, cf->pool, umcf->upstreams.nelts + 1,
                        sizeof(peer_upstream_t))
