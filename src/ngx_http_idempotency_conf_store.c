@@ -53,7 +53,6 @@ static char *conf_redis_server(ngx_conf_t *cf, ngx_command_t *cmd,
     void *data);
 static char *conf_redis_password(ngx_conf_t *cf, ngx_command_t *cmd,
     void *data);
-static void conf_redis_unset(ngx_idempotency_redis_conf_t *conf);
 static ngx_int_t conf_redis_done(ngx_conf_t *cf,
     ngx_idempotency_redis_conf_t *conf);
 static ngx_int_t conf_redis_check(ngx_conf_t *cf,
@@ -516,7 +515,17 @@ ngx_http_idempotency_redis_block(ngx_conf_t *cf, ngx_command_t *cmd,
     }
 
     conf->defined = 1;
-    conf_redis_unset(conf);
+
+    conf->mode = NGX_CONF_UNSET_UINT;
+    conf->database = NGX_CONF_UNSET;
+    conf->connections = NGX_CONF_UNSET;
+    conf->connect_timeout = NGX_CONF_UNSET_MSEC;
+    conf->timeout = NGX_CONF_UNSET_MSEC;
+    conf->replicas = NGX_CONF_UNSET;
+    conf->fsync = NGX_CONF_UNSET;
+    conf->lost = NGX_CONF_UNSET_UINT;
+    conf->ssl = NGX_CONF_UNSET;
+    conf->ssl_verify = NGX_CONF_UNSET;
 
     save = *cf;
     cf->handler = conf_redis_line;
@@ -670,22 +679,6 @@ conf_redis_password(ngx_conf_t *cf, ngx_command_t *cmd, void *data)
     }
 
     return p ? NGX_CONF_OK : NGX_CONF_ERROR;
-}
-
-
-static void
-conf_redis_unset(ngx_idempotency_redis_conf_t *conf)
-{
-    conf->mode = NGX_CONF_UNSET_UINT;
-    conf->database = NGX_CONF_UNSET;
-    conf->connections = NGX_CONF_UNSET;
-    conf->connect_timeout = NGX_CONF_UNSET_MSEC;
-    conf->timeout = NGX_CONF_UNSET_MSEC;
-    conf->replicas = NGX_CONF_UNSET;
-    conf->fsync = NGX_CONF_UNSET;
-    conf->lost = NGX_CONF_UNSET_UINT;
-    conf->ssl = NGX_CONF_UNSET;
-    conf->ssl_verify = NGX_CONF_UNSET;
 }
 
 

@@ -113,8 +113,6 @@ static void replay_body_release(void *data);
 static ngx_int_t replay_send(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_response_t *response, ngx_file_t *file);
-static ngx_int_t replay_mark(ngx_http_request_t *r,
-    ngx_http_idempotency_ctx_t *ctx);
 static u_char location_kind(ngx_http_core_loc_conf_t *clcf);
 static ngx_uint_t location_ordinal(ngx_array_t *entries, ngx_uint_t parent,
     ngx_http_core_loc_conf_t *clcf);
@@ -1173,7 +1171,12 @@ static ngx_int_t
 replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_response_t *response, ngx_file_t *file)
 {
-    ngx_uint_t  cookies;
+    ngx_str_t        *mark;
+    ngx_list_t       *headers;
+    ngx_uint_t        cookies;
+    ngx_table_elt_t  *h;
+
+    static ngx_str_t  value = ngx_string("true");
 
     cookies = (ctx->conf->replay_cookies == NGX_HTTP_IDEMPOTENCY_COOKIES_ALWAYS
                || (ctx->conf->replay_cookies
@@ -1185,46 +1188,37 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
                    "idempotency replay: size:%uz, cookies:%ui",
                    response->body.len, cookies);
 
-    if (ngx_http_idempotency_response_restore(r, response, cookies) != NGX_OK
-        || replay_mark(r, ctx) != NGX_OK)
+    if (ngx_http_idempotency_response_restore(r, response, cookies)
+        != NGX_OK)
     {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
+    }
+
+    mark = &ctx->conf->replay_header;
+
+    if (mark->len) {
+        headers = &r->headers_out.headers;
+
+        /* the mark replaces lines of its name in the original */
+
+        while ((h = ngx_http_idempotency_header_of(headers,
+                                                   (char *) mark->data))
+               != NULL)
+        {
+            h->hash = 0;
+        }
+
+        if (ngx_http_idempotency_header_push(r, headers, mark, &value)
+            == NULL)
+        {
+            return NGX_HTTP_INTERNAL_SERVER_ERROR;
+        }
     }
 
     ngx_idempotency_stats_add(ctx->conf->store->counters->replayed_bytes,
                               response->body.len);
 
     return answer_send(r, &response->body, file);
-}
-
-
-/* replaces header lines of that name in the original */
-
-static ngx_int_t
-replay_mark(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
-{
-    ngx_str_t        *name;
-    ngx_list_t       *headers;
-    ngx_table_elt_t  *h;
-
-    static ngx_str_t  value = ngx_string("true");
-
-    name = &ctx->conf->replay_header;
-    headers = &r->headers_out.headers;
-
-    if (name->len == 0) {
-        return NGX_OK;
-    }
-
-    while ((h = ngx_http_idempotency_header_of(headers, (char *) name->data))
-           != NULL)
-    {
-        h->hash = 0;
-    }
-
-    h = ngx_http_idempotency_header_push(r, headers, name, &value);
-
-    return (h == NULL) ? NGX_ERROR : NGX_OK;
 }
 
 

@@ -143,8 +143,8 @@ static ngx_uint_t cookies_ignored(ngx_http_idempotency_ignored_t *ignored,
     ngx_str_t *name);
 static ngx_int_t cookies_ignore(ngx_http_idempotency_ignored_t *ignored,
     ngx_str_t *name);
-static ngx_uint_t credential_has_stem(u_char *p, u_char *last);
-static credential_kind_e credential_word(u_char *p, size_t len);
+static credential_kind_e credential_find(u_char *p, size_t len,
+    ngx_uint_t stem);
 static ngx_uint_t list_next(char **list, ngx_str_t *name);
 
 
@@ -1235,14 +1235,15 @@ ngx_http_idempotency_credential(u_char *name, size_t len, ngx_uint_t hash)
             c = *p & 0x1f;
 
             if ((credential_seconds[before] >> c) & 1) {
-                counts |= credential_has_stem(p - 1, last);
+                counts |= (credential_find(p - 1, last - p + 1, 1)
+                           == credential_stem);
             }
 
             before = c;
             continue;
         }
 
-        kind = credential_word(word, p - word);
+        kind = credential_find(word, p - word, 0);
 
         if (kind == credential_never
             || (kind == credential_first && word == name)
@@ -1267,39 +1268,20 @@ ngx_http_idempotency_credential(u_char *name, size_t len, ngx_uint_t hash)
 }
 
 
-static ngx_uint_t
-credential_has_stem(u_char *p, u_char *last)
-{
-    credential_word_t  *stem;
-
-    for (stem = credential_by_first[p[0] & 0x1f]; stem; stem = stem->next) {
-
-        if (stem->kind == credential_stem
-            && stem->name.len <= (size_t) (last - p)
-            && ngx_memcmp(stem->name.data, p, stem->name.len) == 0)
-        {
-            return 1;
-        }
-    }
-
-    return 0;
-}
-
+/* the word; or the stem with which the rest of the name begins */
 
 static credential_kind_e
-credential_word(u_char *p, size_t len)
+credential_find(u_char *p, size_t len, ngx_uint_t stem)
 {
     credential_word_t  *word;
 
-    if (len == 0) {
-        return credential_unknown;
-    }
+    word = len ? credential_by_first[p[0] & 0x1f] : NULL;
 
-    for (word = credential_by_first[p[0] & 0x1f]; word; word = word->next) {
+    for ( /* void */ ; word; word = word->next) {
 
-        if (word->kind != credential_stem
-            && word->name.len == len
-            && ngx_memcmp(word->name.data, p, len) == 0)
+        if ((word->kind == credential_stem) == stem
+            && (stem ? word->name.len <= len : word->name.len == len)
+            && ngx_memcmp(word->name.data, p, word->name.len) == 0)
         {
             return word->kind;
         }
