@@ -225,17 +225,8 @@ ngx_idempotency_file_add(ngx_conf_t *cf, ngx_idempotency_store_t *store,
     }
 
     file->start.path = conf->path;
-    file->start.at.data = ngx_pnalloc(cf->pool, sizeof(" in :") - 1
-                                      + cf->conf_file->file.name.len
-                                      + NGX_INT_T_LEN);
-    if (file->start.at.data == NULL) {
-        return NGX_ERROR;
-    }
-
-    file->start.at.len = ngx_sprintf(file->start.at.data, " in %V:%ui",
-                                     &cf->conf_file->file.name,
-                                     cf->conf_file->line)
-                         - file->start.at.data;
+    file->start.at = cf->conf_file->file.name;
+    file->start.line = cf->conf_file->line;
 
     file->db.sync = conf->sync;
     file->db.max_size = conf->max_size;

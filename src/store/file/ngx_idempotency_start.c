@@ -329,7 +329,7 @@ start_refused(ngx_idempotency_start_t *start, ngx_log_t *log)
     }
 
     if (start->must) {
-        p = ngx_slprintf(p, end, "%V", &start->at);
+        p = ngx_slprintf(p, end, " in %V:%ui", &start->at, start->line);
     }
 
     ngx_log_error(level, log, 0, "the state file \"%V\" %s%*s", &start->path,

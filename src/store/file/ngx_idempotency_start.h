@@ -22,8 +22,9 @@ typedef struct {
     ngx_str_t                path;
     /* the zone's name: with it an operator agrees to another file */
     ngx_str_t                zone;
-    /* " in FILE:LINE" of the configuration, for the log */
+    /* where the configuration names it, for the log */
     ngx_str_t                at;
+    ngx_uint_t               line;
     /* an unusable file is an error; else nginx goes on without the file */
     ngx_uint_t               must;
 
