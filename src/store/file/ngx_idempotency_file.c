@@ -599,11 +599,7 @@ file_now(ngx_idempotency_tier_t *tier)
 static int64_t
 file_time(ngx_idempotency_tier_sh_t *sh)
 {
-    struct timespec  ts;
-
-    (void) clock_gettime(CLOCK_BOOTTIME, &ts);
-
-    return sh->base + (int64_t) ts.tv_sec * 1000 + ts.tv_nsec / 1000000;
+    return sh->base + ngx_idempotency_start_clock(CLOCK_BOOTTIME);
 }
 
 
@@ -612,11 +608,7 @@ file_time(ngx_idempotency_tier_sh_t *sh)
 static ngx_msec_t
 file_msec(void)
 {
-    struct timespec  ts;
-
-    (void) clock_gettime(CLOCK_MONOTONIC, &ts);
-
-    return ((ngx_msec_t) ts.tv_sec * 1000 + ts.tv_nsec / 1000000) | 1;
+    return (ngx_msec_t) ngx_idempotency_start_clock(CLOCK_MONOTONIC) | 1;
 }
 
 

@@ -59,10 +59,10 @@
 
 /* the header of the log's index; numbers in the machine's order */
 
-#define INDEX_SIZE     100
+#define INDEX_WORDS    25
 #define INDEX_VERSION  3007000
-#define INDEX_LOGGED   16
-#define INDEX_FILED    96
+#define INDEX_LOGGED   4
+#define INDEX_FILED    24
 
 
 /* interrupts a check that takes too long */
@@ -119,7 +119,6 @@ static ngx_int_t start_make(ngx_idempotency_start_t *start);
 static ngx_int_t start_hold(ngx_idempotency_start_t *start, const char *name);
 static void start_remove_logs(const char *name);
 static void start_clocks(ngx_idempotency_start_t *start);
-static int64_t start_clock(clockid_t id);
 
 static ngx_int_t start_test(ngx_idempotency_start_t *start);
 static int start_tables_made(sqlite3 *sqlite, ngx_idempotency_start_t *start);
@@ -734,8 +733,7 @@ static ngx_int_t
 start_log_is_there(ngx_idempotency_start_t *start)
 {
     char         name[START_NAME], *path;
-    u_char       index[INDEX_SIZE];
-    uint32_t     version, logged, filed;
+    uint32_t     index[INDEX_WORDS];
     struct stat  st;
 
     path = (char *) start->path.data;
@@ -748,15 +746,10 @@ start_log_is_there(ngx_idempotency_start_t *start)
 
     (void) snprintf(name, START_NAME, "%s-shm", path);
 
-    if (start_read(name, index, INDEX_SIZE) != INDEX_SIZE) {
-        return NGX_OK;
-    }
-
-    ngx_memcpy(&version, index, sizeof(uint32_t));
-    ngx_memcpy(&logged, index + INDEX_LOGGED, sizeof(uint32_t));
-    ngx_memcpy(&filed, index + INDEX_FILED, sizeof(uint32_t));
-
-    if (version != INDEX_VERSION || logged <= filed) {
+    if (start_read(name, index, sizeof(index)) != sizeof(index)
+        || index[0] != INDEX_VERSION
+        || index[INDEX_LOGGED] <= index[INDEX_FILED])
+    {
         return NGX_OK;
     }
 
@@ -1145,8 +1138,8 @@ start_clocks(ngx_idempotency_start_t *start)
     char     *p, offsets[128];
     ssize_t   n;
 
-    start->wall = start_clock(CLOCK_REALTIME);
-    start->boottime = start_clock(CLOCK_BOOTTIME);
+    start->wall = ngx_idempotency_start_clock(CLOCK_REALTIME);
+    start->boottime = ngx_idempotency_start_clock(CLOCK_BOOTTIME);
 
     if (start_read("/proc/sys/kernel/random/boot_id", start->boot, START_BOOT)
         < START_BOOT - 1)
@@ -1173,8 +1166,8 @@ start_clocks(ngx_idempotency_start_t *start)
 }
 
 
-static int64_t
-start_clock(clockid_t id)
+int64_t
+ngx_idempotency_start_clock(clockid_t id)
 {
     struct timespec  ts;
 
@@ -1534,8 +1527,7 @@ start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     start->fence = meta.fence;
     start->latest = meta.latest;
     start->base = meta.base;
-    start->mark.number = (ngx_atomic_uint_t)
-                             ngx_idempotency_db_number(meta.number + 1);
+    start->mark.number = ngx_idempotency_db_number(meta.number + 1);
 
     /* a new identity, so that processes notice a file that was set back */
 
@@ -1556,8 +1548,7 @@ start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     (void) sqlite3_bind_int64(st, 2, start->latest);
     (void) sqlite3_bind_text(st, 3, start->boot, -1, SQLITE_STATIC);
     (void) sqlite3_bind_int64(st, 4, start->base);
-    (void) sqlite3_bind_int64(st, 5,
-                              ngx_idempotency_db_number(meta.number + 1));
+    (void) sqlite3_bind_int64(st, 5, start->mark.number);
     (void) sqlite3_bind_blob(st, 6, start->mark.identity,
                              NGX_IDEMPOTENCY_MARK_LEN, SQLITE_STATIC);
 

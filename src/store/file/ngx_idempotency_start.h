@@ -122,5 +122,9 @@ void ngx_idempotency_start_log(ngx_idempotency_start_t *start, ngx_log_t *log);
 ngx_int_t ngx_idempotency_start_database(const char *path,
     ngx_idempotency_start_t *start);
 
+/* in milliseconds */
+
+int64_t ngx_idempotency_start_clock(clockid_t id);
+
 
 #endif /* _NGX_IDEMPOTENCY_START_H_INCLUDED_ */
