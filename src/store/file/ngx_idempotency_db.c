@@ -780,8 +780,8 @@ db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
 
         if (stat(db->path[i], &st) == -1) {
 
-            /* The log has no name any more, but is still open here, and there is
-               no new one yet: copy it into the file while there is time. */
+            /* The log has no name any more, but is still open here, and there
+               is no new one yet: copy it into the file while there is time. */
 
             if (i == 1 && !first && stat(db->path[2], &st) == 0
                 && st.st_dev == db->inode[2].dev
@@ -1804,8 +1804,8 @@ db_expire(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
 }
 
 
-/* looks at up to n further claims, and returns how many: those of dead instances
-   are in doubt */
+/* looks at up to n further claims, and returns how many: those of dead
+   instances become in doubt */
 
 static int
 db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,

@@ -133,8 +133,8 @@ ngx_int_t ngx_idempotency_db_tokens(ngx_idempotency_db_t *db, u_char *after,
 
 /*
  * Maintenance for quiet times, in steps of about n records: ended records go,
- * and pending ones of dead instances become in doubt.  NGX_AGAIN: there is more to do, NGX_OK: there is not, or NGX_ERROR.
- * Called under the lock of commits.
+ * and pending ones of dead instances become in doubt.  NGX_AGAIN: there is more
+ * to do, NGX_OK: there is not, or NGX_ERROR.  Called under the lock of commits.
  */
 
 ngx_int_t ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now,

@@ -63,6 +63,7 @@
 #define FILE_AGAIN     100
 #define FILE_REFUSED   1000
 
+
 /* a thread, and its connection to the file */
 
 typedef struct {
@@ -913,9 +914,9 @@ file_refused(file_t *file, const char *why)
 
     ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
                   "idempotency: the %V of zone \"%V\" is refused, it %s; to "
-                  "agree to it as it is, PUT {\"store\":\"accept\"} to /zones/%V "
-                  "of idempotency_api", &file->tier.name, &shm->store->name,
-                  why, &shm->store->name);
+                  "agree to it as it is, PUT {\"store\":\"accept\"} to "
+                  "/zones/%V of idempotency_api", &file->tier.name,
+                  &shm->store->name, why, &shm->store->name);
 }
 
 

@@ -49,8 +49,8 @@ int ngx_idempotency_owners_open(const char *path, ngx_uint_t create);
 /*
  * F_WRLCK: the instance lives as long as fd is open anywhere.  F_RDLCK: as long
  * as one of its workers, each of which holds the lock by an open file of its
- * own.  F_UNLCK: not by fd any more.  NGX_BUSY: another instance has the number;
- * NGX_ERROR: see ngx_errno.
+ * own.  F_UNLCK: not by fd any more.  NGX_BUSY: another instance has the
+ * number; NGX_ERROR: see ngx_errno.
  */
 
 ngx_int_t ngx_idempotency_owners_hold(int fd, short type, uint64_t instance);

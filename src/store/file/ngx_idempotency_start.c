@@ -1440,8 +1440,8 @@ start_bound(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 }
 
 
-/* Whether the file is damaged.  It may be too large to be read as a whole before
-   nginx serves: it is read for a limited time. */
+/* Whether the file is damaged.  It may be too large to be read as a whole
+   before nginx serves: it is read for a limited time. */
 
 static int
 start_whole(sqlite3 *sqlite, ngx_idempotency_start_t *start)
