@@ -172,6 +172,24 @@ location / {
 --- error_code: 200 200 200 200 404 404
 --- idempotency_status: NEW REPLAYED NEW REPLAYED NEW NEW
 
+=== TEST 41: ... but not what nginx says of it instead: 304, 412 and 416
+--- user_files
+>>> file 202001010000
+a file
+--- config
+location / {
+    idempotency zone=z;
+    idempotency_methods GET;
+    idempotency_key $http_x_key;
+}
+--- request eval
+[('GET /file') x 6]
+--- more_headers eval
+[map { ("X-Key: $_") x 2 } "1\nIf-None-Match: \"5e0be100-7\"",
+     "2\nIf-Match: \"other\"", "3\nRange: bytes=100-"]
+--- error_code: 304 304 412 412 416 416
+--- idempotency_status: NEW NEW NEW NEW NEW NEW
+
 === TEST 12: WebDAV's answers are of one who may have changed files
 --- skip_eval: 1: !Idempotency::has_directive('dav_methods PUT;')
 --- config

@@ -1104,9 +1104,10 @@ outcome_upstream(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 /*
- * An error page counts as an error, whatever its status.  Under
- * recursive_error_pages only the internal redirect tells.  If a subrequest has
- * yet to run, as a mirror's may, nginx is not alone.
+ * An error page counts as an error, whatever its status.  So does a file that
+ * nginx's filters have made a 304, 412 or 416 of.  Under recursive_error_pages
+ * only the internal redirect tells.  If a subrequest has yet to run, as a
+ * mirror's may, nginx is not alone.
  */
 
 static ngx_uint_t
@@ -1119,6 +1120,7 @@ outcome_own(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     if (ctx->client.handled
         || (ctx->capture.status < NGX_HTTP_SPECIAL_RESPONSE
+            && r->headers_out.status < NGX_HTTP_SPECIAL_RESPONSE
             && !r->error_page && r->err_status == 0
             && !(r->internal && clcf->recursive_error_pages)))
     {
