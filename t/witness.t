@@ -429,6 +429,22 @@ is($warns->(), 1, '... with one [warn]');
 $n->stop;
 
 
+# a store that never was has none: what stood in its place was taken away
+
+begin('batched');
+$n->down('QUIT');
+unlink glob "$file*";
+mkdir $file;
+$n->up;
+is(order('dir'), '503 UNAVAILABLE', 'a directory in its place: it is not used');
+$n->down('QUIT');
+ok(!-e "$file-witness", '... and leaves no witness');
+rmdir $file;
+$n->up;
+is(order('dir'), '200 NEW', '... and the store is made when that has gone');
+$n->stop;
+
+
 # --- backups ------------------------------------------------------------------------
 
 for my $way ("VACUUM INTO 'COPY'", '.backup COPY') {

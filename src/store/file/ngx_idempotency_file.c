@@ -850,9 +850,17 @@ file_commit(file_work_t *work, ngx_idempotency_batch_t *batch)
 }
 
 
+/* a store that could never be opened has no identity, and needs no witness */
+
 static void
 file_witness(file_work_t *work, ngx_idempotency_mark_t *mark)
 {
+    static u_char  none[NGX_IDEMPOTENCY_MARK_LEN];
+
+    if (ngx_memcmp(mark->identity, none, NGX_IDEMPOTENCY_MARK_LEN) == 0) {
+        return;
+    }
+
     if (ngx_idempotency_witness_write(work->db.path, mark, 0) != NGX_OK) {
         work->witness = ngx_errno;
     }
