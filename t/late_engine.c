@@ -99,25 +99,8 @@ static void late_unlink(late_t *late);
 static void late_drop(late_t *late);
 static void late_free(late_t *late);
 
-static ngx_int_t late_claim(ngx_idempotency_store_t *store,
-    ngx_idempotency_claim_t *claim);
-static ngx_int_t late_complete(ngx_idempotency_store_t *store,
-    ngx_idempotency_complete_t *complete);
-static ngx_int_t late_find(ngx_idempotency_store_t *store,
-    ngx_idempotency_find_t *find);
-static ngx_int_t late_forget(ngx_idempotency_store_t *store,
-    ngx_idempotency_forget_t *forget);
-static ngx_int_t late_list(ngx_idempotency_store_t *store,
-    ngx_idempotency_list_t *list);
 static void late_cancel(ngx_idempotency_store_t *store,
     ngx_idempotency_op_t *op);
-
-static ngx_int_t late_run_claim(late_t *late);
-static ngx_int_t late_run_complete(late_t *late);
-static ngx_int_t late_run_find(late_t *late);
-static ngx_int_t late_run_forget(late_t *late);
-static ngx_int_t late_run_list(late_t *late);
-
 static ngx_int_t late_figures(ngx_idempotency_store_t *store, ngx_msec_t now,
     ngx_idempotency_figures_t *figures);
 static ngx_int_t late_keep(ngx_conf_t *cf);
@@ -126,25 +109,34 @@ static ngx_int_t late_init_process(ngx_cycle_t *cycle);
 static void late_exit_process(ngx_cycle_t *cycle);
 
 
-static const late_kind_t  late_kind_claim = {
-    sizeof(ngx_idempotency_claim_t), late_run_claim, 0, 1
-};
+/*
+ * What is asked, and what that is beneath: of each operation whether it settles
+ * something, and whether its answer may get lost.
+ */
 
-static const late_kind_t  late_kind_complete = {
-    sizeof(ngx_idempotency_complete_t), late_run_complete, 1, 1
-};
+#define late_operation(name, settles, lost)                                   \
+    static ngx_int_t                                                          \
+    late_run_##name(late_t *late)                                             \
+    {                                                                         \
+        return ngx_idempotency_shm_engine.name(late->store, &late->as.name);  \
+    }                                                                         \
+                                                                              \
+    static const late_kind_t  late_kind_##name = {                            \
+        sizeof(ngx_idempotency_##name##_t), late_run_##name, settles, lost    \
+    };                                                                        \
+                                                                              \
+    static ngx_int_t                                                          \
+    late_##name(ngx_idempotency_store_t *store,                               \
+        ngx_idempotency_##name##_t *asked)                                    \
+    {                                                                         \
+        return late_ask(store, &asked->op, &late_kind_##name);                \
+    }
 
-static const late_kind_t  late_kind_find = {
-    sizeof(ngx_idempotency_find_t), late_run_find, 0, 0
-};
-
-static const late_kind_t  late_kind_forget = {
-    sizeof(ngx_idempotency_forget_t), late_run_forget, 1, 0
-};
-
-static const late_kind_t  late_kind_list = {
-    sizeof(ngx_idempotency_list_t), late_run_list, 0, 0
-};
+late_operation(claim, 0, 1)
+late_operation(complete, 1, 1)
+late_operation(find, 0, 0)
+late_operation(forget, 1, 0)
+late_operation(list, 0, 0)
 
 
 const ngx_idempotency_engine_t  ngx_idempotency_late_engine = {
@@ -166,48 +158,16 @@ static ngx_queue_t  late_ops = { &late_ops, &late_ops };
 
 
 static ngx_int_t
-late_claim(ngx_idempotency_store_t *store, ngx_idempotency_claim_t *claim)
-{
-    return claim->op.waiting
-           ? late_again(late_of(&claim->op), &claim->op)
-           : late_ask(store, &claim->op, &late_kind_claim);
-}
-
-
-static ngx_int_t
-late_complete(ngx_idempotency_store_t *store,
-    ngx_idempotency_complete_t *complete)
-{
-    return late_ask(store, &complete->op, &late_kind_complete);
-}
-
-
-static ngx_int_t
-late_find(ngx_idempotency_store_t *store, ngx_idempotency_find_t *find)
-{
-    return late_ask(store, &find->op, &late_kind_find);
-}
-
-
-static ngx_int_t
-late_forget(ngx_idempotency_store_t *store, ngx_idempotency_forget_t *forget)
-{
-    return late_ask(store, &forget->op, &late_kind_forget);
-}
-
-
-static ngx_int_t
-late_list(ngx_idempotency_store_t *store, ngx_idempotency_list_t *list)
-{
-    return late_ask(store, &list->op, &late_kind_list);
-}
-
-
-static ngx_int_t
 late_ask(ngx_idempotency_store_t *store, ngx_idempotency_op_t *op,
     const late_kind_t *kind)
 {
     late_t  *late;
+
+    /* a claim that is under way is made again */
+
+    if (op->waiting) {
+        return late_again(late_of(op), op);
+    }
 
     late = late_create(store, op, kind);
 
@@ -712,42 +672,6 @@ late_free(late_t *late)
 
     ngx_queue_remove(&late->queue);
     ngx_destroy_pool(late->pool);
-}
-
-
-static ngx_int_t
-late_run_claim(late_t *late)
-{
-    return ngx_idempotency_shm_engine.claim(late->store, &late->as.claim);
-}
-
-
-static ngx_int_t
-late_run_complete(late_t *late)
-{
-    return ngx_idempotency_shm_engine.complete(late->store,
-                                               &late->as.complete);
-}
-
-
-static ngx_int_t
-late_run_find(late_t *late)
-{
-    return ngx_idempotency_shm_engine.find(late->store, &late->as.find);
-}
-
-
-static ngx_int_t
-late_run_forget(late_t *late)
-{
-    return ngx_idempotency_shm_engine.forget(late->store, &late->as.forget);
-}
-
-
-static ngx_int_t
-late_run_list(late_t *late)
-{
-    return ngx_idempotency_shm_engine.list(late->store, &late->as.list);
 }
 
 
