@@ -13,6 +13,7 @@
 static ngx_uint_t                seen[4 * MANY];
 static u_char                    tokens[4 * MANY][NGX_IDEMPOTENCY_DIGEST_LEN];
 static ngx_idempotency_listed_t  listed[2 * MANY];
+static ngx_idempotency_list_t    list;
 
 
 static void
@@ -23,6 +24,7 @@ open_zone(size_t pages)
     double_reset();
     zone_open(&zone, pages * PAGE, 0);
     ngx_memzero(seen, sizeof(seen));
+    ngx_memzero(&list, sizeof(ngx_idempotency_list_t));
 
     for (i = 0; i < 4 * MANY; i++) {
         op_token(tokens[i], i);
@@ -100,9 +102,8 @@ ask(ngx_idempotency_list_t *list, ngx_uint_t n, ngx_msec_t now)
 
 unit_case("each is listed once, in answers of any size")
 {
-    uint64_t                last;
-    ngx_uint_t              i, n, steps;
-    ngx_idempotency_list_t  list;
+    uint64_t    last;
+    ngx_uint_t  i, n, steps;
 
     static const ngx_uint_t  rooms[] = { 1, 2, 7, 127, 128, 129, 2 * MANY };
 
@@ -158,7 +159,6 @@ unit_case("what is told of each")
     uint64_t                  before;
     ngx_uint_t                i;
     ngx_idempotency_found_t  *found;
-    ngx_idempotency_list_t    list;
 
     open_zone(256);
 
@@ -173,7 +173,6 @@ unit_case("what is told of each")
     op.status = 504;
     check_equal(op_complete(&zone, &op), NGX_IDEMPOTENCY_OK);
 
-    ngx_memzero(&list, sizeof(ngx_idempotency_list_t));
     check_equal(ask(&list, 10, 400), 0);
     check_equal(list.n, 3);
 
@@ -227,8 +226,7 @@ unit_case("what is told of each")
 
 unit_case("what is over is not listed")
 {
-    ngx_uint_t              i;
-    ngx_idempotency_list_t  list;
+    ngx_uint_t  i;
 
     open_zone(256);
 
@@ -251,7 +249,6 @@ unit_case("what is over is not listed")
     op_cancel(&zone, &other);
     check_equal(zone_bound(&zone), 11);
 
-    ngx_memzero(&list, sizeof(ngx_idempotency_list_t));
     check_equal(ask(&list, 100, 199), 0);
     check_equal(list.n, 10);
 
@@ -271,8 +268,6 @@ unit_case("what is over is not listed")
 
 unit_case("those of any window")
 {
-    ngx_idempotency_list_t  list;
-
     open_zone(256);
 
     check_equal(op_bind(&zone, 1, 1, 100, 2 * NGX_IDEMPOTENCY_SHM_LEFTOVER, 0),
@@ -280,7 +275,6 @@ unit_case("those of any window")
     check_equal(op_bind(&zone, 2, 1, 100, NGX_IDEMPOTENCY_SHM_LEFTOVER, 0),
                 NGX_IDEMPOTENCY_OK);
 
-    ngx_memzero(&list, sizeof(ngx_idempotency_list_t));
     check_equal(ask(&list, 100, 200), 0);
     check_equal(list.n, 2);
     check_equal(zone_records(&zone, NGX_IDEMPOTENCY_DONE), 2);
@@ -293,10 +287,9 @@ unit_case("those of any window")
 
 unit_case("others come and go meanwhile")
 {
-    uint64_t                state;
-    ngx_uint_t              i, n, round;
-    ngx_uint_t              there[4 * MANY];
-    ngx_idempotency_list_t  list;
+    uint64_t    state;
+    ngx_uint_t  i, n, round;
+    ngx_uint_t  there[4 * MANY];
 
     open_zone(1024);
     ngx_memzero(there, sizeof(there));
@@ -343,8 +336,7 @@ unit_case("others come and go meanwhile")
 
 unit_case("tokens with equal first bytes")
 {
-    ngx_uint_t              i;
-    ngx_idempotency_list_t  list;
+    ngx_uint_t  i;
 
     open_zone(64);
 
@@ -355,8 +347,6 @@ unit_case("tokens with equal first bytes")
         ngx_memcpy(op.token, tokens[i], NGX_IDEMPOTENCY_DIGEST_LEN);
         check_equal(op_claim(&zone, &op), NGX_IDEMPOTENCY_CLAIMED);
     }
-
-    ngx_memzero(&list, sizeof(ngx_idempotency_list_t));
 
     for (i = 0; i < 30 && ask(&list, 1, 100); i++) {
         check_equal(list.n, 1);
@@ -374,8 +364,7 @@ unit_case("tokens with equal first bytes")
 
 unit_case("a large zone that is empty")
 {
-    ngx_uint_t              n;
-    ngx_idempotency_list_t  list;
+    ngx_uint_t  n;
 
     open_zone(16 * 1024);
 
