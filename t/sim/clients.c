@@ -224,22 +224,6 @@ owner_told(ngx_idempotency_op_t *op)
 }
 
 
-static void
-owner_releases(req_t *q)
-{
-    memset(&q->complete, 0, sizeof(q->complete));
-    q->complete.op = q->claim.op;
-    q->complete.op.now = now + q->proc->nginx->offset;
-    q->complete.fence = q->claim.fence;
-    q->complete.release = 1;
-    q->act = IDLE;
-    q->exec->releasing = 1;
-
-    (void) q->proc->w->engine->complete(q->proc->w->store, &q->complete);
-    judge_ended(q, q->complete.op.result, 1);
-}
-
-
 /* within its worker: what its upstream says, if that was waited for */
 
 void
@@ -248,23 +232,19 @@ owner_ends(req_t *q, ngx_uint_t given_up)
     ngx_int_t     rc;
     exec_t       *e;
     ngx_buf_t     b;
-    ngx_uint_t    n;
+    ngx_uint_t    n, releases;
     ngx_chain_t   cl;
 
     e = q->exec;
     n = (q->chance >> 32) % 20;
+    releases = (n < 4 && !q->final && !given_up);
     e->until = now + set.window;
-
-    if (n < 4 && !q->final && !given_up) {
-        owner_releases(q);
-        return;
-    }
-
-    e->state = RECORDING;
+    e->releasing = releases;
+    e->state = releases ? RUNS : RECORDING;
     e->outcome = (given_up || (n == 6 && !q->final)) ? NGX_IDEMPOTENCY_IN_DOUBT
                  : (n == 4) ? NGX_IDEMPOTENCY_NOT_KEPT : NGX_IDEMPOTENCY_DONE;
     e->status = 200 + e->n % 300;
-    e->size = (e->outcome != NGX_IDEMPOTENCY_DONE) ? 0
+    e->size = (releases || e->outcome != NGX_IDEMPOTENCY_DONE) ? 0
               : 1 + (q->chance >> 40) % (n == 5 ? 100000 : n < 9 ? 9000 : 90);
     response_of(body, e);
 
@@ -278,7 +258,7 @@ owner_ends(req_t *q, ngx_uint_t given_up)
     q->complete.op.now = now + q->proc->nginx->offset;
     q->complete.op.handler = owner_told;
     q->complete.op.resume = NULL;
-    q->complete.release = 0;
+    q->complete.release = releases;
     q->complete.fence = q->claim.fence;
     q->complete.outcome = e->outcome;
     q->complete.status = e->status;
@@ -287,9 +267,9 @@ owner_ends(req_t *q, ngx_uint_t given_up)
 
     /* others may act within this */
 
-    q->act = TELLS;
+    q->act = releases ? IDLE : TELLS;
     rc = q->proc->w->engine->complete(q->proc->w->store, &q->complete);
-    q->act = (rc == NGX_AGAIN) ? TELLS : IDLE;
+    q->act = (rc == NGX_AGAIN && !releases) ? TELLS : IDLE;
 
-    judge_ended(q, q->complete.op.result, 0);
+    judge_ended(q, q->complete.op.result, releases);
 }

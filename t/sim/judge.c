@@ -82,14 +82,30 @@ judge_granted(uint64_t instance, ngx_uint_t token, uint64_t fence)
 }
 
 
+static exec_t *
+exec_of(uint64_t instance, ngx_uint_t token, uint64_t fence)
+{
+    exec_t  *e;
+
+    for (e = execs; e < execs + nexecs; e++) {
+        if (e->instance == instance && e->token == token && e->fence == fence) {
+            return e;
+        }
+    }
+
+    return NULL;
+}
+
+
 void
 judge_told_doubt(uint64_t instance, ngx_uint_t token, uint64_t fence)
 {
     exec_t  *e;
 
-    for (e = execs; e < execs + nexecs; e++) {
-        e->shown |= (e->token == token && e->fence == fence
-                     && e->instance == instance);
+    e = exec_of(instance, token, fence);
+
+    if (e) {
+        e->shown = 1;
     }
 }
 
@@ -100,27 +116,25 @@ judge_heard(uint64_t instance, ngx_uint_t token, uint64_t fence,
 {
     exec_t  *e;
 
-    for (e = execs; e < execs + nexecs; e++) {
+    e = exec_of(instance, token, fence);
 
-        if (e->token != token || e->fence != fence || e->instance != instance)
-        {
-            continue;
-        }
-
-        if (stale) {
-            e->outdone = 1;
-            continue;
-        }
-
-        if ((e->told || e->shown) && !outcome && !closed(e)) {
-            fault("a renewal of execution %u takes back what the store had",
-                  (unsigned) e->n);
-        }
-
-        e->heard = now;
-        e->granted = 1;
-        e->told |= outcome;
+    if (e == NULL) {
+        return;
     }
+
+    if (stale) {
+        e->outdone = 1;
+        return;
+    }
+
+    if ((e->told || e->shown) && !outcome && !closed(e)) {
+        fault("a renewal of execution %u takes back what the store had",
+              (unsigned) e->n);
+    }
+
+    e->heard = now;
+    e->granted = 1;
+    e->told |= outcome;
 }
 
 
@@ -764,19 +778,13 @@ owner_gone(nginx_t *g, char *text)
         return;
     }
 
-    for (e = execs; e < execs + nexecs; e++) {
+    /* in hex, 61 is an a; who dies in this very moment is not dead yet */
 
-        /* in hex, 61 is an a; who dies in this very moment is
-           not dead yet */
+    e = exec_of(g->instance, token[8] - '1', strtoull(fence + 7, NULL, 10));
 
-        if (e->instance == g->instance
-            && e->fence == strtoull(fence + 7, NULL, 10)
-            && e->token == (ngx_uint_t) token[8] - '1'
-            && e->state == RECORDED && !doubtful(e))
-        {
-            fault("the log says that the owner of execution %u has gone",
-                  (unsigned) e->n);
-        }
+    if (e && e->state == RECORDED && !doubtful(e)) {
+        fault("the log says that the owner of execution %u has gone",
+              (unsigned) e->n);
     }
 }
 
