@@ -162,7 +162,7 @@ request(proc_t *p, ngx_uint_t token, uint64_t r)
     q->claim.lease = set.lease;
     q->claim.quota = settling ? 0 : set.quota;
     q->claim.pool = p->w->pool;
-    q->claim.retry = (token % 2 && (r >> 18) % 4);
+    q->claim.retry = (token % 2 && (set.local || (r >> 18) % 4));
 
     tell("request %u for %c%s comes to nginx %c, worker %u", (unsigned) q->n,
          token_name(token), q->claim.retry ? " (retry)" : "", p->nginx->name,

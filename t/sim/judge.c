@@ -105,7 +105,7 @@ judge_told_doubt(uint64_t instance, ngx_uint_t token, uint64_t fence)
     e = exec_of(instance, token, fence);
 
     if (e) {
-        e->shown = 1;
+        e->shown = now;
     }
 }
 
@@ -204,6 +204,8 @@ judge_forgets(ngx_msec_t since, ngx_uint_t refused)
 
     for (e = execs; e < execs + nexecs; e++) {
 
+        e->shown = (e->shown >= since) ? 0 : e->shown;
+
         if (e->heard < since) {
             continue;
         }
@@ -214,7 +216,7 @@ judge_forgets(ngx_msec_t since, ngx_uint_t refused)
         e->forgotten |= !refused && !set.strict;
         e->unknown |= (began >= since);
         e->untold |= e->told;
-        e->told = e->shown = 0;
+        e->told = 0;
 
         /* renewals are not waited for, and lost with the rest */
 

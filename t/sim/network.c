@@ -173,7 +173,7 @@ token_of(u_char *key, size_t len)
 
 
 void
-host_subscribe(void *worker, ngx_str_t *key, ngx_uint_t on)
+host_subscribe(void *worker, ngx_str_t *key)
 {
     proc_t      *p = worker;
     ngx_uint_t   token;
@@ -181,7 +181,7 @@ host_subscribe(void *worker, ngx_str_t *key, ngx_uint_t on)
     token = token_of(key->data, key->len);
 
     if (token < TOKENS) {
-        p->subscribed[token] = on;
+        p->subscribed[token] = 1;
     }
 }
 

@@ -624,7 +624,9 @@ nginx_end(nginx_t *g, ngx_uint_t at_once)
          at_once ? "terminate" : "quit");
 
     g->ends = 1;
-    g->disturbed = nginx_ill(g);
+    /* who waits for a Redis at its end hears nothing here */
+
+    g->disturbed = nginx_ill(g) || (at_once && set.store == SIM_REDIS);
 
     for (i = 0; i < SIM_SLOTS; i += 2) {
         nginx_quits(g, i, at_once ? SIM_TERM : SIM_QUIT);

@@ -101,8 +101,7 @@ typedef struct {
                                        ngx_uint_t durable, ngx_str_t *text,
                                        ngx_str_t *words, ngx_uint_t nkeys,
                                        ngx_uint_t nwords);
-    void                          (*subscribe)(void *worker, ngx_str_t *key,
-                                       ngx_uint_t on);
+    void                          (*subscribe)(void *worker, ngx_str_t *key);
     void                          (*slept)(void *worker, ngx_msec_t time);
 } sim_host_t;
 

@@ -47,7 +47,9 @@ typedef struct {
 } lane_t;
 
 
-#define SIM_CHANNELS  64
+/* one for each token of the world */
+
+#define SIM_CHANNELS  4
 #define SIM_WANTED    2500
 
 typedef struct {
@@ -62,7 +64,7 @@ typedef struct {
 struct ngx_idempotency_redis_s {
     lane_t                          lanes[SIM_LANES];
     ngx_idempotency_redis_mark_t   *mark;
-    channel_t                       channels[SIM_CHANNELS];
+    channel_t                       channels[SIM_CHANNELS + 1];
     uint64_t                        time;
     ngx_msec_t                      at;
     uint64_t                        calls;
@@ -74,8 +76,6 @@ typedef struct chunk_s  chunk_t;
 struct chunk_s {
     chunk_t                        *next;
     chunk_t                        *prev;
-    size_t                          size;
-    size_t                          reserved;
 };
 
 
@@ -108,7 +108,7 @@ static ngx_str_t              name = ngx_string("z");
 
 static ngx_idempotency_woken_pt  woken_handler;
 static ngx_idempotency_quit_pt   quit_handler;
-static chunk_t                chunks = { &chunks, &chunks, 0, 0 };
+static chunk_t                chunks = { &chunks, &chunks };
 
 void *__real_malloc(size_t size);
 void __real_free(void *p);
@@ -123,7 +123,6 @@ __wrap_malloc(size_t size)
     chunk_t  *c;
 
     c = __real_malloc(sizeof(chunk_t) + size);
-    c->size = size;
     c->next = chunks.next;
     c->prev = &chunks;
     c->next->prev = c;
@@ -1034,15 +1033,15 @@ channel(ngx_str_t *key)
 {
     ngx_uint_t  i;
 
-    for (i = 0; i < SIM_CHANNELS; i++) {
+    for (i = 0; i < SIM_CHANNELS && redis.channels[i].key.len; i++) {
         if (redis.channels[i].key.len == key->len
             && ngx_memcmp(redis.channels[i].name, key->data, key->len) == 0)
         {
-            return &redis.channels[i];
+            break;
         }
     }
 
-    return NULL;
+    return &redis.channels[i];
 }
 
 
@@ -1053,7 +1052,7 @@ sim_published(ngx_str_t *key)
 
     c = channel(key);
 
-    if (c && ngx_current_msec - c->wanted < SIM_WANTED) {
+    if (c->key.len && ngx_current_msec - c->wanted < SIM_WANTED) {
         c->handler(c->data, &c->key);
     }
 }
@@ -1159,45 +1158,22 @@ ngx_idempotency_redis_call(ngx_idempotency_redis_t *r, ngx_uint_t n,
 }
 
 
-/* what is wanted no more is subscribed to until its place is needed */
-
 void
 ngx_idempotency_redis_watch(ngx_idempotency_redis_t *r, ngx_str_t *key,
     ngx_idempotency_redis_changed_pt handler, void *data)
 {
-    channel_t   *c, *old;
-    ngx_uint_t   i;
+    channel_t  *c;
 
     c = channel(key);
 
-    if (c == NULL) {
-        old = &r->channels[0];
-
-        for (i = 1; i < SIM_CHANNELS && old->key.len; i++) {
-            if (r->channels[i].key.len == 0
-                || (ngx_msec_int_t) (r->channels[i].wanted - old->wanted) < 0)
-            {
-                old = &r->channels[i];
-            }
-        }
-
-        c = old;
-
-        if (c->key.len) {
-            host->subscribe(host->worker, &c->key, 0);
-        }
-
+    if (c->key.len == 0) {
         c->key.data = c->name;
         c->key.len = key->len;
         ngx_memcpy(c->name, key->data, key->len);
         c->handler = handler;
         c->data = data;
 
-        host->subscribe(host->worker, &c->key, 1);
-
-    } else if (ngx_current_msec - c->wanted >= SIM_WANTED) {
-        host->subscribe(host->worker, &c->key, 0);
-        host->subscribe(host->worker, &c->key, 1);
+        host->subscribe(host->worker, &c->key);
     }
 
     c->wanted = ngx_current_msec;

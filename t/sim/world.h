@@ -177,8 +177,8 @@ struct exec_s {
     ngx_uint_t                      told;
     ngx_uint_t                      untold;
     ngx_uint_t                      outdone;
-    /* somebody was told that it is in doubt */
-    ngx_uint_t                      shown;
+    /* somebody was told that it is in doubt, and when */
+    ngx_msec_t                      shown;
     /* executed by `local` */
     ngx_uint_t                      alone;
     ngx_uint_t                      releasing;
@@ -427,7 +427,7 @@ void host_connect(void *worker, ngx_uint_t lane, uint64_t number);
 void host_send(void *worker, ngx_uint_t lane, uint64_t number, uint64_t n,
     ngx_uint_t durable, ngx_str_t *text, ngx_str_t *words, ngx_uint_t nkeys,
     ngx_uint_t nwords);
-void host_subscribe(void *worker, ngx_str_t *key, ngx_uint_t on);
+void host_subscribe(void *worker, ngx_str_t *key);
 void redis_call(message_t *m);
 void redis_follow(message_t *m);
 /* may the reply of a durable call be given? */
