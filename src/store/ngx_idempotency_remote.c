@@ -540,9 +540,10 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
             break;
         }
 
+        /* its lease counts from the question on: the backing answered since */
+
         rec->fence = item->fence;
         rec->taken = item->taken;
-        rec->recorded = ngx_current_msec;
 
         ngx_idempotency_record_change(shm, rec, NGX_IDEMPOTENCY_ON_GRANT,
                                       ngx_current_msec);

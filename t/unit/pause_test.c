@@ -488,7 +488,7 @@ unit_case("what is granted when its lease may be over is given back")
 
 
 /* ... also if it was heard in time, and who asked stood still before it took
-   what it was granted */
+   what it was granted: that may have been granted as soon as it was asked for */
 
 unit_case("... also behind its answer")
 {
@@ -498,8 +498,8 @@ unit_case("... also behind its answer")
 
     claim(&c, 'a');
     round_ends();
-    answers(1);
-    ngx_current_msec += 59999;
+    answers(10000);
+    ngx_current_msec += 49999;
     check_equal(asks(&c), NGX_IDEMPOTENCY_CLAIMED);
     complete(&c);
     round_ends();
@@ -508,8 +508,8 @@ unit_case("... also behind its answer")
 
     claim(&c, 'b');
     round_ends();
-    answers(1);
-    ngx_current_msec += 60000;
+    answers(10000);
+    ngx_current_msec += 50000;
     check_equal(asks(&c), NGX_IDEMPOTENCY_UNAVAILABLE);
     round_ends();
 
