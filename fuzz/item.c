@@ -78,8 +78,8 @@ page(void)
     ngx_memzero(&listed, sizeof(ngx_idempotency_page_t));
 
     list.page = &listed;
-    list.prefix = sizeof(PREFIX) - 1;
-    list.now = 1000000;
+    listed.now = 1000000;
+    ngx_str_set(&list.args[1], PREFIX);
 
     all[0] = elts[0];
     all[1] = elts[1];

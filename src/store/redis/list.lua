@@ -1,13 +1,14 @@
 -- Some of the zone's records on this server, in no order.
 --
---     ARGV     1 where to go on, 2 a pattern for the keys, 3 about how many
+--     ARGV     1 where to go on, 2 what the keys begin with, 3 about how many
 --
 -- The answer: where to go on next, or 0; and for each record its key, its head,
 -- and the length of head and response.
 
 clock()
 
-local found = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3])
+local pattern = string.gsub(ARGV[2], '[*?%[%]^\\]', '\\%0') .. '*'
+local found = redis.call('SCAN', ARGV[1], 'MATCH', pattern, 'COUNT', ARGV[3])
 local told = { 'O', stamp, found[1] }
 
 for i = 1, #found[2] do

@@ -83,13 +83,13 @@ static const u_char  head_states[] = {
 #define NGX_IDEMPOTENCY_REDIS_LIST_EACH   3
 
 
-/* in a page's token: the master, the set of masters, and how many records of an
-   answer were in earlier pages */
+/* in a page's token: the master, the set of masters, and how many records of the
+   answer to skip, as they were in earlier pages */
 
 typedef struct {
     uint64_t                        master;
     uint64_t                        all;
-    uint64_t                        told;
+    uint64_t                        skip;
 } redis_list_place_t;
 
 
@@ -99,30 +99,24 @@ typedef struct {
     ngx_idempotency_redis_t        *redis;
     redis_list_place_t              place;
     ngx_uint_t                      cursor;
-    size_t                          prefix;
-    int64_t                         now;
     ngx_str_t                       args[3];
-    u_char                          text[2 * NGX_INT64_LEN];
-    /* escaping makes the prefix longer */
-    u_char                          pattern[1];
+    u_char                          numbers[2][NGX_INT64_LEN];
 } redis_list_t;
 
 
-static void head_write(u_char *head, ngx_idempotency_item_t *item);
+static void item_argument(ngx_idempotency_redis_item_t *ri, u_char *data,
+    size_t len);
+static void item_number(ngx_idempotency_redis_item_t *ri, int64_t n);
+static void head_write(u_char *head, ngx_idempotency_item_t *item,
+    ngx_uint_t pending);
 static void head_put(u_char *p, size_t len, uint64_t n);
 static uint64_t head_get(u_char *p, size_t len);
-static void redis_argument(ngx_idempotency_redis_item_t *ri, u_char *data,
-    size_t len);
-static void redis_number(ngx_idempotency_redis_item_t *ri, u_char **p,
-    int64_t n);
 static ngx_int_t item_record(ngx_idempotency_item_t *item, ngx_str_t *record,
     int64_t there, int64_t now);
 static ngx_int_t redis_list_begin(redis_list_t *list);
-static ngx_int_t redis_list_end(redis_list_t *list);
 static ngx_uint_t redis_list_changed(redis_list_t *list);
 static void redis_list_next(redis_list_t *list, ngx_uint_t cursor,
-    uint64_t told);
-static void redis_list_pattern(ngx_str_t *pattern, ngx_str_t *prefix);
+    uint64_t skip);
 static void redis_list_handler(ngx_idempotency_redis_call_t *call);
 static ngx_int_t redis_list_answer(redis_list_t *list,
     ngx_idempotency_redis_reply_t *reply);
@@ -190,21 +184,67 @@ void
 ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
     ngx_str_t *prefix, ngx_str_t *publish, int64_t now)
 {
-    int64_t                        age, left;
-    u_char                        *p, flags[2];
-    ngx_uint_t                     script;
+    char                          *flags;
+    int64_t                        age, left, keep;
+    u_char                        *floor;
+    ngx_uint_t                     pending;
     ngx_idempotency_item_t        *item;
     ngx_idempotency_redis_call_t  *call;
+
+    static char  *asks[] = { "--", "r-", "-o", "ro" };
 
     item = ri->item;
     call = &ri->call;
 
+    call->script = &ngx_idempotency_redis_scripts[item->what];
     call->key.data = ri->key;
     call->key.len = ngx_idempotency_redis_item_key(ri->key, prefix,
                                                    item->token)
                     - ri->key;
     call->args = ri->args;
     call->nargs = 0;
+    call->until = (item->what != NGX_IDEMPOTENCY_ITEM_RELEASE);
+    call->meant = (item->what != NGX_IDEMPOTENCY_ITEM_FORGET);
+    call->durable = 0;
+
+    if (item->what == NGX_IDEMPOTENCY_ITEM_FIND) {
+        call->until = 0;
+        call->meant = 0;
+        return;
+    }
+
+    pending = (item->what != NGX_IDEMPOTENCY_ITEM_PUT
+               || item->outcome == NGX_IDEMPOTENCY_PENDING);
+
+    head_write(ri->head, item, pending);
+    item_argument(ri, ri->head, NGX_IDEMPOTENCY_REDIS_HEAD);
+
+    switch (item->what) {
+
+    case NGX_IDEMPOTENCY_ITEM_RELEASE:
+        item_argument(ri, publish->data, publish->len);
+        flags = item->unheard ? "l" : item->freed ? "f" : "-";
+        item_argument(ri, (u_char *) flags, 1);
+        return;
+
+    case NGX_IDEMPOTENCY_ITEM_FORGET:
+        item_number(ri, ngx_max(item->lease, 1000));
+        item_argument(ri, publish->data, publish->len);
+        return;
+
+    case NGX_IDEMPOTENCY_ITEM_ASK:
+        floor = ri->numbers[call->nargs];
+        head_put(floor, 8, item->floor);
+        item_argument(ri, floor, 8);
+        flags = asks[item->retry + 2 * item->old];
+        call->durable = 1;
+        break;
+
+    default: /* NGX_IDEMPOTENCY_ITEM_PUT */
+        item_argument(ri, item->response.data, item->response.len);
+        flags = item->known ? "k" : "-";
+        call->durable = !pending;
+    }
 
     age = now - item->recorded;
     age = ngx_max(age, 0);
@@ -212,94 +252,52 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
     left = item->ends - now;
     left = ngx_max(left, 1);
 
-    p = ri->numbers;
+    keep = left;
 
-    if (item->what != NGX_IDEMPOTENCY_ITEM_FIND) {
-        head_write(ri->head, item);
-        redis_argument(ri, ri->head, NGX_IDEMPOTENCY_REDIS_HEAD);
+    if (pending) {
+        keep = ngx_max(ngx_max(item->window, left),
+                       NGX_IDEMPOTENCY_REDIS_KEEP);
     }
 
-    call->until = 0;
-    call->durable = 0;
+    item_number(ri, item->lease);
+    item_number(ri, age);
+    item_number(ri, left);
+    item_number(ri, keep);
+    item_argument(ri, (u_char *) flags, ngx_strlen(flags));
+    item_argument(ri, publish->data, publish->len);
+}
 
-    switch (item->what) {
 
-    case NGX_IDEMPOTENCY_ITEM_ASK:
-        script = NGX_IDEMPOTENCY_REDIS_CLAIM;
+static void
+item_argument(ngx_idempotency_redis_item_t *ri, u_char *data, size_t len)
+{
+    ngx_str_t  *arg;
 
-        head_put(ri->since, sizeof(ri->since), item->floor);
-        redis_argument(ri, ri->since, sizeof(ri->since));
+    arg = &ri->args[ri->call.nargs++];
 
-        redis_number(ri, &p, item->lease);
-        redis_number(ri, &p, age);
-        redis_number(ri, &p, left);
-        redis_number(ri, &p, ngx_max(ngx_max(item->window, left),
-                                     NGX_IDEMPOTENCY_REDIS_KEEP));
+    arg->data = data;
+    arg->len = len;
+}
 
-        flags[0] = item->retry ? 'r' : '-';
-        flags[1] = item->old ? 'o' : '-';
 
-        redis_argument(ri, p, 2);
-        p = ngx_cpymem(p, flags, 2);
+static void
+item_number(ngx_idempotency_redis_item_t *ri, int64_t n)
+{
+    u_char  *p;
 
-        redis_argument(ri, publish->data, publish->len);
-        call->until = 1;
-        call->durable = 1;
-        break;
+    p = ri->numbers[ri->call.nargs];
 
-    case NGX_IDEMPOTENCY_ITEM_PUT:
-        script = NGX_IDEMPOTENCY_REDIS_PUT;
-
-        redis_argument(ri, item->response.data, item->response.len);
-        redis_number(ri, &p, item->lease);
-        redis_number(ri, &p, age);
-        redis_number(ri, &p, left);
-
-        if (item->outcome == NGX_IDEMPOTENCY_PENDING) {
-            left = ngx_max(ngx_max(item->window, left),
-                           NGX_IDEMPOTENCY_REDIS_KEEP);
-        }
-
-        redis_number(ri, &p, left);
-        redis_argument(ri, (u_char *) (item->known ? "k" : "-"), 1);
-        redis_argument(ri, publish->data, publish->len);
-        call->until = 1;
-        call->durable = (item->outcome != NGX_IDEMPOTENCY_PENDING);
-        break;
-
-    case NGX_IDEMPOTENCY_ITEM_RELEASE:
-        script = NGX_IDEMPOTENCY_REDIS_RELEASE;
-
-        redis_argument(ri, publish->data, publish->len);
-        redis_argument(ri, (u_char *) (item->unheard ? "l"
-                                       : item->freed ? "f" : "-"), 1);
-        break;
-
-    case NGX_IDEMPOTENCY_ITEM_FORGET:
-        script = NGX_IDEMPOTENCY_REDIS_FORGET;
-
-        redis_number(ri, &p, ngx_max(item->lease, 1000));
-        redis_argument(ri, publish->data, publish->len);
-        call->until = 1;
-        break;
-
-    default: /* NGX_IDEMPOTENCY_ITEM_FIND */
-        script = NGX_IDEMPOTENCY_REDIS_FIND;
-    }
-
-    call->script = &ngx_idempotency_redis_scripts[script];
-    call->meant = (item->what != NGX_IDEMPOTENCY_ITEM_FORGET
-                   && item->what != NGX_IDEMPOTENCY_ITEM_FIND);
+    item_argument(ri, p, ngx_sprintf(p, "%L", n) - p);
 }
 
 
 /* the scripts write the times */
 
 static void
-head_write(u_char *head, ngx_idempotency_item_t *item)
+head_write(u_char *head, ngx_idempotency_item_t *item, ngx_uint_t pending)
 {
     u_char              *p;
-    ngx_uint_t           i, pending;
+    ngx_uint_t           i;
     const head_field_t  *f;
 
     ngx_memzero(head, NGX_IDEMPOTENCY_REDIS_HEAD);
@@ -315,9 +313,6 @@ head_write(u_char *head, ngx_idempotency_item_t *item)
             ngx_memcpy(head + f->at, p, f->len);
         }
     }
-
-    pending = (item->what != NGX_IDEMPOTENCY_ITEM_PUT
-               || item->outcome == NGX_IDEMPOTENCY_PENDING);
 
     head[0] = 'I';
     head[1] = '2';
@@ -335,6 +330,26 @@ head_write(u_char *head, ngx_idempotency_item_t *item)
 }
 
 
+ngx_uint_t
+ngx_idempotency_redis_strings(ngx_idempotency_redis_reply_t *reply,
+    ngx_uint_t least)
+{
+    ngx_uint_t  i;
+
+    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n < least) {
+        return 0;
+    }
+
+    for (i = 0; i < reply->n; i++) {
+        if (reply->elts[i].type != NGX_IDEMPOTENCY_REDIS_STRING) {
+            return 0;
+        }
+    }
+
+    return 1;
+}
+
+
 /* The reply: a code, the server's time; a record, its head, or a fence. */
 
 ngx_int_t
@@ -347,10 +362,7 @@ ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
 
     item = ri->item;
 
-    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n < 2
-        || reply->elts[0].type != NGX_IDEMPOTENCY_REDIS_STRING
-        || reply->elts[1].type != NGX_IDEMPOTENCY_REDIS_STRING)
-    {
+    if (!ngx_idempotency_redis_strings(reply, 2)) {
         return NGX_ERROR;
     }
 
@@ -363,7 +375,7 @@ ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
 
     ngx_str_null(&record);
 
-    if (reply->n > 2 && reply->elts[2].type == NGX_IDEMPOTENCY_REDIS_STRING) {
+    if (reply->n > 2) {
         record = reply->elts[2].str;
     }
 
@@ -499,31 +511,6 @@ item_record(ngx_idempotency_item_t *item, ngx_str_t *record, int64_t there,
 
 
 static void
-redis_argument(ngx_idempotency_redis_item_t *ri, u_char *data, size_t len)
-{
-    ngx_str_t  *arg;
-
-    arg = &ri->args[ri->call.nargs++];
-
-    arg->data = data;
-    arg->len = len;
-}
-
-
-static void
-redis_number(ngx_idempotency_redis_item_t *ri, u_char **p, int64_t n)
-{
-    u_char  *last;
-
-    last = ngx_sprintf(*p, "%L", n);
-
-    redis_argument(ri, *p, last - *p);
-
-    *p = last;
-}
-
-
-static void
 head_put(u_char *p, size_t len, uint64_t n)
 {
     while (len) {
@@ -559,33 +546,34 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
     redis_list_t                  *list;
     ngx_idempotency_redis_call_t  *call;
 
-    list = ngx_calloc(sizeof(redis_list_t) + 2 * prefix->len, ngx_cycle->log);
+    list = ngx_calloc(sizeof(redis_list_t), ngx_cycle->log);
     if (list == NULL) {
         return NGX_ERROR;
     }
 
     list->redis = redis;
     list->page = page;
-    list->prefix = prefix->len;
-    list->now = now;
 
     if (redis_list_begin(list) != NGX_OK) {
         ngx_free(list);
         return NGX_ERROR;
     }
 
-    list->args[0].data = list->text;
-    p = ngx_sprintf(list->text, "%ui", list->cursor);
-    list->args[0].len = p - list->text;
+    p = list->numbers[0];
+    list->args[0].data = p;
+    list->args[0].len = ngx_sprintf(p, "%ui", list->cursor) - p;
 
-    list->args[1].data = list->pattern;
-    redis_list_pattern(&list->args[1], prefix);
+    list->args[1] = *prefix;
 
+    p = list->numbers[1];
     list->args[2].data = p;
     list->args[2].len = ngx_sprintf(p, "%ui",
                                     ngx_min(page->n,
                                          NGX_IDEMPOTENCY_REDIS_LIST_COUNT))
                         - p;
+
+    page->n = 0;
+    page->now = now;
 
     call = &list->call;
 
@@ -607,51 +595,25 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
 static ngx_int_t
 redis_list_begin(redis_list_t *list)
 {
+    redis_list_place_t      *place;
     ngx_idempotency_page_t  *page;
 
     page = list->page;
+    place = &list->place;
 
     if (page->cursor) {
-        ngx_memcpy(&list->place, page->token, sizeof(redis_list_place_t));
+        ngx_memcpy(place, page->token, sizeof(redis_list_place_t));
 
         if (!redis_list_changed(list)) {
             list->cursor = page->cursor - 1;
             return NGX_OK;
         }
 
-        ngx_memzero(&list->place, sizeof(redis_list_place_t));
+        ngx_memzero(place, sizeof(redis_list_place_t));
     }
 
-    return ngx_idempotency_redis_master(list->redis, &list->place.master,
-                                        &list->place.all);
-}
-
-
-/* this master has no more: the next one, if there is one */
-
-static ngx_int_t
-redis_list_end(redis_list_t *list)
-{
-    uint64_t   master, all;
-    ngx_int_t  rc;
-
-    master = list->place.master;
-
-    rc = ngx_idempotency_redis_master(list->redis, &master, &all);
-
-    if (rc == NGX_ERROR) {
-        return NGX_ERROR;
-    }
-
-    if (rc == NGX_OK || all != list->place.all) {
-        list->place.master = master;
-        redis_list_next(list, 1, 0);
-
-    } else {
-        list->page->cursor = 0;
-    }
-
-    return NGX_OK;
+    return ngx_idempotency_redis_master(list->redis, &place->master,
+                                        &place->all);
 }
 
 
@@ -673,42 +635,17 @@ redis_list_changed(redis_list_t *list)
 /* where the next page goes on */
 
 static void
-redis_list_next(redis_list_t *list, ngx_uint_t cursor, uint64_t told)
+redis_list_next(redis_list_t *list, ngx_uint_t cursor, uint64_t skip)
 {
     ngx_idempotency_page_t  *page;
 
     page = list->page;
 
-    list->place.told = told;
+    list->place.skip = skip;
 
     page->cursor = cursor;
     ngx_memzero(page->token, NGX_IDEMPOTENCY_DIGEST_LEN);
     ngx_memcpy(page->token, &list->place, sizeof(redis_list_place_t));
-}
-
-
-/* a prefix may contain any bytes */
-
-static void
-redis_list_pattern(ngx_str_t *pattern, ngx_str_t *prefix)
-{
-    u_char  *p;
-    size_t   i;
-
-    p = pattern->data;
-
-    for (i = 0; i < prefix->len; i++) {
-
-        if (prefix->data[i] && ngx_strchr("*?[]^\\", prefix->data[i])) {
-            *p++ = '\\';
-        }
-
-        *p++ = prefix->data[i];
-    }
-
-    *p++ = '*';
-
-    pattern->len = p - pattern->data;
 }
 
 
@@ -730,8 +667,6 @@ redis_list_handler(ngx_idempotency_redis_call_t *call)
 
         /* the server is no master any more */
 
-        page->n = 0;
-        page->now = list->now;
         redis_list_next(list, 1, 0);
 
         page->rc = NGX_OK;
@@ -752,27 +687,22 @@ static ngx_int_t
 redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
 {
     int64_t                         there, next;
+    uint64_t                        all;
+    ngx_int_t                       rc;
     ngx_uint_t                      i, n;
     ngx_idempotency_page_t         *page;
     ngx_idempotency_redis_reply_t  *elts;
 
     page = list->page;
-    elts = reply->elts;
+    n = reply->n - NGX_IDEMPOTENCY_REDIS_LIST_HEAD;
 
-    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY
-        || reply->n < NGX_IDEMPOTENCY_REDIS_LIST_HEAD
-        || (reply->n - NGX_IDEMPOTENCY_REDIS_LIST_HEAD)
-           % NGX_IDEMPOTENCY_REDIS_LIST_EACH
-           != 0)
+    if (!ngx_idempotency_redis_strings(reply, NGX_IDEMPOTENCY_REDIS_LIST_HEAD)
+        || n % NGX_IDEMPOTENCY_REDIS_LIST_EACH != 0)
     {
         return NGX_ERROR;
     }
 
-    for (i = 0; i < reply->n; i++) {
-        if (elts[i].type != NGX_IDEMPOTENCY_REDIS_STRING) {
-            return NGX_ERROR;
-        }
-    }
+    elts = reply->elts;
 
     there = ngx_atoof(elts[1].str.data, elts[1].str.len);
     next = ngx_atoof(elts[2].str.data, elts[2].str.len);
@@ -781,21 +711,17 @@ redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
         return NGX_ERROR;
     }
 
-    n = (reply->n - NGX_IDEMPOTENCY_REDIS_LIST_HEAD)
-        / NGX_IDEMPOTENCY_REDIS_LIST_EACH;
-
-    page->n = 0;
-    page->now = list->now;
+    elts += NGX_IDEMPOTENCY_REDIS_LIST_HEAD;
+    n /= NGX_IDEMPOTENCY_REDIS_LIST_EACH;
 
     /* all of an answer goes into one page if possible, as SCAN has no cursor
        for the middle of an answer */
 
-    for (i = list->place.told;
+    for (i = list->place.skip;
          i < n && page->n < NGX_IDEMPOTENCY_TIER_BATCH;
          i++)
     {
-        redis_list_item(list, &elts[NGX_IDEMPOTENCY_REDIS_LIST_HEAD
-                                    + i * NGX_IDEMPOTENCY_REDIS_LIST_EACH],
+        redis_list_item(list, &elts[i * NGX_IDEMPOTENCY_REDIS_LIST_EACH],
                         there);
     }
 
@@ -812,7 +738,22 @@ redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
         return NGX_OK;
     }
 
-    return redis_list_end(list);
+    /* this master has no more: the next one, or, if the set of masters has
+       changed, all of them again */
+
+    rc = ngx_idempotency_redis_master(list->redis, &list->place.master, &all);
+
+    if (rc == NGX_ERROR) {
+        return NGX_ERROR;
+    }
+
+    page->cursor = 0;
+
+    if (rc == NGX_OK || all != list->place.all) {
+        redis_list_next(list, 1, 0);
+    }
+
+    return NGX_OK;
 }
 
 
@@ -822,30 +763,34 @@ static void
 redis_list_item(redis_list_t *list, ngx_idempotency_redis_reply_t *elts,
     int64_t there)
 {
+    size_t                   prefix;
     ngx_str_t                key, token;
     ngx_int_t                len;
+    ngx_idempotency_page_t  *page;
     ngx_idempotency_item_t  *item;
 
-    item = &list->page->items[list->page->n];
+    page = list->page;
+    item = &page->items[page->n];
 
     ngx_memzero(item, sizeof(ngx_idempotency_item_t));
 
     key = elts[0].str;
+    prefix = list->args[1].len;
     len = ngx_atoi(elts[2].str.data, elts[2].str.len);
 
-    if (key.len != list->prefix + NGX_IDEMPOTENCY_REDIS_TOKEN
+    if (key.len != prefix + NGX_IDEMPOTENCY_REDIS_TOKEN
         || len < (ngx_int_t) elts[1].str.len
         || elts[1].str.len != NGX_IDEMPOTENCY_REDIS_HEAD)
     {
         return;
     }
 
-    key.data += list->prefix;
+    key.data += prefix;
     key.len = NGX_IDEMPOTENCY_REDIS_TOKEN;
     token.data = item->token;
 
     if (ngx_decode_base64url(&token, &key) != NGX_OK
-        || item_record(item, &elts[1].str, there, list->now) != NGX_OK)
+        || item_record(item, &elts[1].str, there, page->now) != NGX_OK)
     {
         return;
     }
@@ -854,5 +799,5 @@ redis_list_item(redis_list_t *list, ngx_idempotency_redis_reply_t *elts,
     item->what = NGX_IDEMPOTENCY_ITEM_FIND;
     item->length_only = 1;
 
-    list->page->n++;
+    page->n++;
 }

@@ -15,7 +15,6 @@
 
 #define NGX_IDEMPOTENCY_REDIS_HEAD    144
 #define NGX_IDEMPOTENCY_REDIS_ARGS    8
-#define NGX_IDEMPOTENCY_REDIS_NUMBERS  128
 
 /* the length of a token in base64url */
 
@@ -39,8 +38,8 @@ typedef struct {
 
     ngx_str_t                       args[NGX_IDEMPOTENCY_REDIS_ARGS];
     u_char                          head[NGX_IDEMPOTENCY_REDIS_HEAD];
-    u_char                          since[8];
-    u_char                          numbers[NGX_IDEMPOTENCY_REDIS_NUMBERS];
+    u_char                          numbers[NGX_IDEMPOTENCY_REDIS_ARGS]
+                                           [NGX_INT64_LEN];
     u_char                         *key;
 } ngx_idempotency_redis_item_t;
 
@@ -61,13 +60,15 @@ void ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
 ngx_int_t ngx_idempotency_redis_item_answer(ngx_idempotency_redis_item_t *ri,
     ngx_idempotency_redis_reply_t *reply, int64_t now);
 
+/* true: an array of strings, so many at least */
+
+ngx_uint_t ngx_idempotency_redis_strings(ngx_idempotency_redis_reply_t *reply,
+    ngx_uint_t least);
+
+/* each item has a script, and some scripts have no item */
+
 typedef enum {
-    NGX_IDEMPOTENCY_REDIS_CLAIM = 0,
-    NGX_IDEMPOTENCY_REDIS_PUT,
-    NGX_IDEMPOTENCY_REDIS_RELEASE,
-    NGX_IDEMPOTENCY_REDIS_FIND,
-    NGX_IDEMPOTENCY_REDIS_FORGET,
-    NGX_IDEMPOTENCY_REDIS_STAMP,
+    NGX_IDEMPOTENCY_REDIS_STAMP = NGX_IDEMPOTENCY_ITEM_FORGET + 1,
     NGX_IDEMPOTENCY_REDIS_LIST,
     NGX_IDEMPOTENCY_REDIS_TRY,
     NGX_IDEMPOTENCY_REDIS_SCRIPTS
