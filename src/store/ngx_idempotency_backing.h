@@ -106,7 +106,7 @@ typedef struct {
        it: it is fresh */
     unsigned                        freed:1;
     /* RELEASE: of a claim whose answer was lost, and that no request has */
-    unsigned                        unheard:1;
+    unsigned                        unanswered:1;
     /* PUT: the backing has acknowledged the claim */
     unsigned                        known:1;
     /* out, PUT: the backing had lost the claim, which was written anew */

@@ -248,7 +248,7 @@ typedef struct {
     void                          (*disown)(ngx_idempotency_tier_t *tier);
     ngx_int_t                     (*init_process)(ngx_idempotency_tier_t *tier,
                                        ngx_cycle_t *cycle);
-    /* the event loop has ended: answers come at once, or in wait() */
+    /* NULL, or: the event loop has ended: answers come at once, or in wait() */
     void                          (*finish)(ngx_idempotency_tier_t *tier);
     /* of a shared one: waits so long for answers; `first`: the first call */
     void                          (*wait)(ngx_idempotency_tier_t *tier,
@@ -305,6 +305,9 @@ struct ngx_idempotency_tier_s {
     /* watches the backing, and renews leases */
     ngx_event_t                     watch;
     ngx_msec_t                      watched;
+
+    /* the event loop has ended */
+    ngx_uint_t                      finished;
 
     /* the log has said that some responses can't be opened */
     ngx_uint_t                      unopened;

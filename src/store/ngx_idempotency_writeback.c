@@ -1963,8 +1963,16 @@ ngx_idempotency_tier_leave(ngx_idempotency_shm_t *shm)
 void
 ngx_idempotency_tier_finish(ngx_idempotency_shm_t *shm)
 {
-    if (shm->tier && shm->tier->batches) {
-        shm->tier->backing->finish(shm->tier);
+    ngx_idempotency_tier_t  *tier;
+
+    tier = shm->tier;
+
+    if (tier && tier->batches) {
+        tier->finished = 1;
+
+        if (tier->backing->finish) {
+            tier->backing->finish(tier);
+        }
     }
 }
 

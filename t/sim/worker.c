@@ -194,34 +194,12 @@ __wrap_gettimeofday(struct timeval *tv, void *tz)
 /* what is random is the number of an instance */
 
 int
-__wrap_open(const char *path, int flags, ...)
+__wrap_RAND_bytes(unsigned char *buf, int num)
 {
-    return 1000;
-}
+    memset(buf, 0, num);
+    memcpy(buf, &sim.instance, ngx_min((size_t) num, sizeof(sim.instance)));
 
-
-/* ... as it is called where files may be large */
-
-int
-__wrap_open64(const char *path, int flags, ...)
-{
-    return 1000;
-}
-
-
-ssize_t
-__wrap_read(int fd, void *buf, size_t n)
-{
-    memcpy(buf, &sim.instance, n);
-
-    return n;
-}
-
-
-int
-__wrap_close(int fd)
-{
-    return 0;
+    return 1;
 }
 
 
@@ -688,7 +666,7 @@ call_send(lane_t *lane, ngx_idempotency_redis_call_t *call)
     n = 0;
     words[n++] = call->key;
 
-    if (call->meant) {
+    if (call->compare) {
         words[n++] = call->mark->stamps[0].key;
     }
 
@@ -707,9 +685,9 @@ call_send(lane_t *lane, ngx_idempotency_redis_call_t *call)
         words[n++].len = ngx_sprintf(number, "%uL", until) - number;
     }
 
-    if (call->meant) {
-        words[n++] = call->mark->meant[0];
-        words[n++] = call->mark->meant[1];
+    if (call->compare) {
+        words[n++] = call->mark->known[0];
+        words[n++] = call->mark->known[1];
     }
 
     call->n = ++redis.calls;
@@ -774,8 +752,10 @@ lane_lost(lane_t *lane)
 static void
 lane_ask(lane_t *lane)
 {
-    ngx_str_t                       words[1 + NGX_IDEMPOTENCY_REDIS_STAMP_ARGS];
-    ngx_idempotency_redis_mark_t   *mark;
+    ngx_str_t                        words[1
+                                           + NGX_IDEMPOTENCY_REDIS_STAMP_ARGS];
+    ngx_idempotency_redis_mark_t     *mark;
+    ngx_idempotency_redis_question_t  question;
 
     mark = redis.mark;
 
@@ -784,7 +764,8 @@ lane_ask(lane_t *lane)
     lane->mark = ++redis.calls;
 
     words[0] = mark->stamps[0].key;
-    mark->says(&mark->stamps[0], words + 1);
+    mark->ask(&mark->stamps[0], &question);
+    ngx_memcpy(words + 1, question.args, sizeof(question.args));
 
     host->send(host->worker, lane - redis.lanes, lane->number, lane->mark,
                0, &mark->script->text, words, 1,
@@ -991,7 +972,7 @@ sim_answered(ngx_uint_t n, uint64_t number, uint64_t id,
         /* another stamp stands there: it is asked for; or the server's clock
            was set forward, which is known now */
 
-        if (((call->meant && code == 'I') || (call->until && code == 'L'))
+        if (((call->compare && code == 'I') || (call->until && code == 'L'))
             && (ngx_msec_int_t) (call->deadline - ngx_current_msec) > 0
             && ++call->tries <= CLIENT_TRIES)
         {

@@ -9,7 +9,7 @@ clock()
 
 local pattern = string.gsub(ARGV[2], '[*?%[%]^\\]', '\\%0') .. '*'
 local found = redis.call('SCAN', ARGV[1], 'MATCH', pattern, 'COUNT', ARGV[3])
-local told = { 'O', stamp, found[1] }
+local listed = { 'O', stamp, found[1] }
 
 for i = 1, #found[2] do
     key = found[2][i]
@@ -25,10 +25,10 @@ for i = 1, #found[2] do
     end
 
     if is and is.state ~= 'F' then
-        told[#told + 1] = key
-        told[#told + 1] = bytes
-        told[#told + 1] = string.format('%d', redis.call('STRLEN', key))
+        listed[#listed + 1] = key
+        listed[#listed + 1] = bytes
+        listed[#listed + 1] = string.format('%d', redis.call('STRLEN', key))
     end
 end
 
-return told
+return listed

@@ -23,7 +23,7 @@
  *
  *   KNOWN    A zone that knows a stamp never makes one, whatever of it was
  *            acknowledged.
- *   MEANT    Nothing is claimed, written or released unless the stamp is the
+ *   SAME     Nothing is claimed, written or released unless the stamp is the
  *            known one: the scripts compare it.  In a cluster they can't reach
  *            it, so each connection asks, and one worker asks each second.
  *   ASKED    The server compares its stamp with the one that the question
@@ -38,6 +38,8 @@
  *            that.
  */
 
+
+#include <openssl/rand.h>
 
 #include "ngx_idempotency_backing_redis.h"
 #include "store/ngx_idempotency_shm.h"
@@ -73,8 +75,8 @@
 /* how often the stamps are asked for, and how long they have to be wrong, in
    msec; a late answer may take as long as two calls */
 
-#define STAMP_BEAT   1000
-#define STAMP_WRONG  2000
+#define STAMP_INTERVAL  1000
+#define STAMP_GRACE     2000
 
 /* a code of stamp.lua that no operator can agree to */
 
@@ -83,52 +85,59 @@
 /* values of tier.other: refused, or wrong and perhaps refused soon */
 
 #define STAMP_REFUSED  1
-#define STAMP_WRONGED  2
+#define STAMP_DIFFERS  2
 
 #define STAMP_LEN   (2 * sizeof(uint64_t))
 #define STAMP_HEAD  (2 + 2 * NGX_IDEMPOTENCY_STAMP_LEN + 1 + NGX_INT_T_LEN)
 
 
-typedef struct ngx_idempotency_redis_zone_s  ngx_idempotency_redis_zone_t;
+typedef struct redis_zone_s  redis_zone_t;
 
 
 /* a batch on its way */
 
 typedef struct {
-    ngx_idempotency_redis_zone_t   *redis;
+    redis_zone_t                   *redis;
     ngx_idempotency_batch_t        *batch;
-    ngx_idempotency_redis_item_t   *items;
+    ngx_idempotency_redis_item_t    items[NGX_IDEMPOTENCY_TIER_BATCH];
     ngx_msec_t                      deadline;
     ngx_uint_t                      left;
     ngx_uint_t                      counted;
-} ngx_idempotency_redis_batch_t;
+} redis_batch_t;
 
 
 /* A question for a stamp.  At most two are on the way: one for the stamp as the
    server has it, one for the stamp as replicas or the disk have it. */
 
-typedef struct ngx_idempotency_redis_beat_s  ngx_idempotency_redis_beat_t;
+typedef struct {
+    ngx_idempotency_redis_call_t      call;
+    ngx_idempotency_redis_question_t  question;
+    ngx_idempotency_redis_stamp_t    *stamp;
+    ngx_msec_t                        sent;
+    ngx_uint_t                        busy;
+} stamp_beat_t;
 
 
-struct ngx_idempotency_redis_zone_s {
+struct redis_zone_s {
     ngx_idempotency_tier_t          tier;
 
     ngx_pool_t                     *pool;
     /* NULL: no directive names the zone, only old workers use it */
     ngx_idempotency_redis_t        *redis;
     ngx_idempotency_redis_conf_t   *conf;
-    ngx_str_t                       name;
     ngx_str_t                       prefix;
     ngx_str_t                       publish;
 
-    ngx_idempotency_redis_batch_t   *batches;
+    redis_batch_t                  *batches;
 
-    /* what each stamp begins with, and the instance that asks, as the
-       connections send them */
+    /* what each stamp begins with, and behind it the known identity; the
+       least beat; the instance that asks; as the connections send them */
     ngx_str_t                       stamp_head;
-    u_char                          stamp_asker[2 * sizeof(uint64_t)];
+    u_char                          stamp_known[STAMP_HEAD + 1 + STAMP_LEN];
+    u_char                          stamp_least[NGX_INT64_LEN];
+    u_char                          stamp_asker[STAMP_LEN];
     ngx_idempotency_redis_mark_t    mark;
-    ngx_idempotency_redis_beat_t   *beats;
+    stamp_beat_t                   *beats;
     /* when the stamps were last asked for; the version of their state in shared
        memory that this worker has seen */
     ngx_msec_t                      beaten;
@@ -137,27 +146,8 @@ struct ngx_idempotency_redis_zone_s {
     /* room for the name of a channel */
     u_char                         *channel;
 
-    ngx_uint_t                      exiting;
     ngx_uint_t                      foreign;
     ngx_uint_t                      warned;
-};
-
-
-/* arguments of the script */
-
-typedef struct {
-    u_char                          known[STAMP_LEN];
-    u_char                          beat[NGX_INT64_LEN];
-} stamp_says_t;
-
-
-struct ngx_idempotency_redis_beat_s {
-    ngx_idempotency_redis_call_t    call;
-    ngx_str_t                       args[NGX_IDEMPOTENCY_REDIS_STAMP_ARGS];
-    stamp_says_t                    says;
-    ngx_idempotency_redis_stamp_t  *stamp;
-    ngx_msec_t                      sent;
-    ngx_uint_t                      busy;
 };
 
 
@@ -177,7 +167,7 @@ typedef struct {
     ngx_idempotency_redis_item_t    ri;
     ngx_idempotency_item_t          item;
     ngx_event_t                     timer;
-    ngx_idempotency_redis_zone_t   *redis;
+    redis_zone_t                   *redis;
 } left_t;
 
 
@@ -185,11 +175,9 @@ static ngx_idempotency_tier_t *redis_again(ngx_conf_t *cf,
     ngx_idempotency_tier_t *old);
 static ngx_int_t redis_init(ngx_idempotency_tier_t *tier,
     ngx_idempotency_tier_t *old, ngx_log_t *log);
-static ngx_int_t redis_names(ngx_idempotency_redis_zone_t *redis);
-static ngx_int_t redis_instance(uint64_t *instance, ngx_log_t *log);
+static ngx_int_t redis_names(redis_zone_t *redis);
 static ngx_int_t redis_init_process(ngx_idempotency_tier_t *tier,
     ngx_cycle_t *cycle);
-static void redis_finish(ngx_idempotency_tier_t *tier);
 static void redis_flush(ngx_idempotency_tier_t *tier, ngx_msec_t time,
     ngx_uint_t first);
 static void redis_exit_process(ngx_idempotency_tier_t *tier);
@@ -200,67 +188,50 @@ static ngx_uint_t redis_up(ngx_idempotency_tier_t *tier);
 static ngx_int_t redis_well(ngx_idempotency_tier_t *tier);
 static ngx_int_t redis_list(ngx_idempotency_tier_t *tier,
     ngx_idempotency_page_t *page);
-static ngx_int_t batch_init(ngx_idempotency_redis_zone_t *redis,
-    ngx_pool_t *pool);
+static ngx_int_t batch_init(redis_zone_t *redis, ngx_pool_t *pool);
 static ngx_int_t batch_flush(ngx_idempotency_tier_t *tier,
     ngx_idempotency_batch_t *batch);
-static ngx_int_t batch_call(ngx_idempotency_redis_batch_t *rb,
+static ngx_int_t batch_call(redis_batch_t *rb,
     ngx_idempotency_redis_item_t *ri);
 static void batch_handler(ngx_idempotency_redis_call_t *call);
-static void batch_answered(ngx_idempotency_redis_batch_t *rb,
+static void batch_answered(redis_batch_t *rb,
     ngx_idempotency_redis_item_t *ri);
-static void batch_failed(ngx_idempotency_redis_batch_t *rb,
-    ngx_idempotency_redis_item_t *ri, ngx_str_t *why);
-static void batch_count(ngx_idempotency_redis_batch_t *rb, ngx_uint_t error);
-static void batch_foreign(ngx_idempotency_redis_zone_t *redis,
+static void batch_foreign(redis_zone_t *redis,
     ngx_idempotency_redis_item_t *ri);
-static void left_add(ngx_idempotency_redis_zone_t *redis,
-    ngx_idempotency_item_t *item, ngx_msec_t deadline);
+static void left_add(redis_zone_t *redis, ngx_idempotency_item_t *item,
+    ngx_msec_t deadline);
 static void left_timer_handler(ngx_event_t *ev);
-static ngx_uint_t left_owned(left_t *left);
 static void left_handler(ngx_idempotency_redis_call_t *call);
 static void redis_await(ngx_idempotency_tier_t *tier, u_char *token);
 static void redis_changed(void *data, ngx_str_t *key);
-static ngx_int_t stamp_init(ngx_idempotency_redis_zone_t *redis);
-static ngx_int_t stamp_init_process(ngx_idempotency_redis_zone_t *redis,
-    ngx_pool_t *pool);
-static const char *stamp_look(ngx_idempotency_redis_zone_t *redis);
+static ngx_int_t stamp_init(redis_zone_t *redis);
+static ngx_int_t stamp_init_process(redis_zone_t *redis, ngx_pool_t *pool);
 static void stamp_maintain(ngx_idempotency_tier_t *tier);
-static void stamp_with(ngx_idempotency_redis_zone_t *redis,
-    ngx_idempotency_redis_call_t *call, ngx_uint_t n);
+static void stamp_with(redis_zone_t *redis, ngx_idempotency_redis_call_t *call,
+    ngx_uint_t n);
 static ngx_int_t stamp_agree(ngx_idempotency_tier_t *tier);
-static ngx_int_t stamp_keys(ngx_idempotency_redis_zone_t *redis);
-static ngx_int_t stamp_parts(ngx_idempotency_redis_zone_t *redis, size_t size);
-static ngx_idempotency_redis_zone_t *stamp_zone(
-    ngx_idempotency_redis_mark_t *mark);
-static ngx_uint_t stamp_meant(ngx_idempotency_redis_zone_t *redis);
-static void stamp_mark_says(ngx_idempotency_redis_stamp_t *stamp,
-    ngx_str_t *args);
-static void stamp_says(ngx_idempotency_redis_stamp_t *stamp,
-    stamp_says_t *says, ngx_str_t *args);
-static void stamp_beat(ngx_idempotency_redis_beat_t *beat, ngx_uint_t n,
-    ngx_msec_t deadline);
+static ngx_int_t stamp_keys(redis_zone_t *redis);
+static void stamp_expect(redis_zone_t *redis);
+static void stamp_ask(ngx_idempotency_redis_stamp_t *stamp,
+    ngx_idempotency_redis_question_t *question);
+static void stamp_beat(stamp_beat_t *beat, ngx_uint_t n, ngx_msec_t deadline);
 static void stamp_beat_handler(ngx_idempotency_redis_call_t *call);
 static ngx_int_t stamp_mark_handler(ngx_idempotency_redis_stamp_t *stamp,
     ngx_idempotency_redis_reply_t *reply);
 static ngx_int_t stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
     ngx_idempotency_redis_reply_t *reply, ngx_uint_t acked, ngx_msec_t *sent);
-static ngx_int_t stamp_read(ngx_idempotency_redis_reply_t *reply,
+static void stamp_read(ngx_idempotency_redis_reply_t *reply,
     stamp_answer_t *answer);
 static uint64_t stamp_hex(ngx_str_t *text);
-static void stamp_right(ngx_idempotency_redis_zone_t *redis,
-    ngx_idempotency_tier_stamp_t *s, stamp_answer_t *answer,
-    ngx_uint_t acked);
-static ngx_uint_t stamp_wrong(ngx_idempotency_redis_zone_t *redis,
-    ngx_idempotency_tier_stamp_t *s, stamp_answer_t *answer,
-    ngx_msec_t *sent);
+static void stamp_right(redis_zone_t *redis, ngx_idempotency_tier_stamp_t *s,
+    stamp_answer_t *answer, ngx_uint_t acked);
+static ngx_uint_t stamp_wrong(redis_zone_t *redis,
+    ngx_idempotency_tier_stamp_t *s, stamp_answer_t *answer, ngx_msec_t *sent);
 static void stamp_changed(ngx_idempotency_tier_sh_t *sh);
 static void stamp_why(ngx_idempotency_redis_stamp_t *stamp,
-    stamp_answer_t *answer);
-static void stamp_log_right(ngx_idempotency_redis_zone_t *redis,
-    stamp_answer_t *answer, ngx_uint_t refused);
-static void stamp_log_wrong(ngx_idempotency_redis_zone_t *redis,
-    ngx_uint_t accepts);
+    stamp_answer_t *answer, ngx_str_t *reply);
+static void stamp_log_right(redis_zone_t *redis, stamp_answer_t *answer,
+    ngx_uint_t refused);
 
 
 static const ngx_idempotency_backing_t  redis_backing = {
@@ -277,7 +248,7 @@ static const ngx_idempotency_backing_t  redis_backing = {
     redis_again,
     NULL,
     redis_init_process,
-    redis_finish,
+    NULL,
     redis_flush,
     redis_exit_process,
     redis_nbatches,
@@ -287,28 +258,48 @@ static const ngx_idempotency_backing_t  redis_backing = {
 };
 
 
+/* in the order of ngx_idempotency_redis_error_e */
+
+static const ngx_idempotency_error_e  batch_errors[] = {
+    NGX_IDEMPOTENCY_ERROR_OTHER,
+    NGX_IDEMPOTENCY_ERROR_CONNECT,
+    NGX_IDEMPOTENCY_ERROR_TIMEOUT,
+    NGX_IDEMPOTENCY_ERROR_PROTOCOL,
+    NGX_IDEMPOTENCY_ERROR_REFUSED,
+    NGX_IDEMPOTENCY_ERROR_FULL,
+    NGX_IDEMPOTENCY_ERROR_REFUSED,
+    NGX_IDEMPOTENCY_ERROR_REFUSED,
+    NGX_IDEMPOTENCY_ERROR_REFUSED,
+    NGX_IDEMPOTENCY_ERROR_OTHER
+};
+
+
 ngx_int_t
 ngx_idempotency_backing_redis_add(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, ngx_idempotency_redis_t *block,
     ngx_str_t *name)
 {
-    ngx_idempotency_shm_t         *shm;
-    ngx_idempotency_redis_zone_t  *redis;
+    u_char                 *p;
+    redis_zone_t           *redis;
+    ngx_idempotency_shm_t  *shm;
 
     shm = store->data;
 
-    redis = ngx_pcalloc(cf->pool, sizeof(ngx_idempotency_redis_zone_t));
-    if (redis == NULL) {
+    redis = ngx_pcalloc(cf->pool, sizeof(redis_zone_t));
+    p = ngx_pnalloc(cf->pool, sizeof("redis \"\"") - 1 + name->len);
+
+    if (redis == NULL || p == NULL) {
         return NGX_ERROR;
     }
 
     redis->tier.backing = &redis_backing;
     redis->tier.shm = shm;
+    redis->tier.name.data = p;
+    redis->tier.name.len = ngx_sprintf(p, "redis \"%V\"", name) - p;
 
     redis->pool = cf->pool;
     redis->redis = block;
     redis->conf = ngx_idempotency_redis_conf(block);
-    redis->name = *name;
 
     shm->tier = &redis->tier;
     store->most = NGX_IDEMPOTENCY_REDIS_MOST;
@@ -321,12 +312,10 @@ void
 ngx_idempotency_backing_redis_warn(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, size_t size)
 {
-    ngx_msec_t                     timeout;
-    ngx_idempotency_redis_zone_t  *redis;
+    ngx_msec_t     timeout;
+    redis_zone_t  *redis;
 
-    redis = (ngx_idempotency_redis_zone_t *)
-                         ((ngx_idempotency_shm_t *) store->data)->tier;
-
+    redis = (redis_zone_t *) ((ngx_idempotency_shm_t *) store->data)->tier;
     timeout = redis->conf->timeout;
 
     if (redis->warned || size / NGX_IDEMPOTENCY_REDIS_SPEED <= timeout) {
@@ -349,11 +338,11 @@ ngx_idempotency_backing_redis_warn(ngx_conf_t *cf,
 static ngx_idempotency_tier_t *
 redis_again(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
 {
-    ngx_idempotency_redis_zone_t  *redis, *was;
+    redis_zone_t  *redis, *was;
 
-    was = (ngx_idempotency_redis_zone_t *) old;
+    was = (redis_zone_t *) old;
 
-    redis = ngx_pcalloc(cf->pool, sizeof(ngx_idempotency_redis_zone_t));
+    redis = ngx_pcalloc(cf->pool, sizeof(redis_zone_t));
     if (redis == NULL) {
         return NULL;
     }
@@ -362,13 +351,13 @@ redis_again(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
     redis->tier.strict = old->strict;
     redis->pool = cf->pool;
 
-    redis->name.len = was->name.len;
-    redis->name.data = ngx_pstrdup(cf->pool, &was->name);
+    redis->tier.name.len = old->name.len;
+    redis->tier.name.data = ngx_pstrdup(cf->pool, &old->name);
 
     redis->prefix.len = was->prefix.len;
     redis->prefix.data = ngx_pstrdup(cf->pool, &was->prefix);
 
-    if (redis->name.data == NULL || redis->prefix.data == NULL) {
+    if (redis->tier.name.data == NULL || redis->prefix.data == NULL) {
         return NULL;
     }
 
@@ -380,21 +369,21 @@ static ngx_int_t
 redis_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
     ngx_log_t *log)
 {
-    ngx_str_t                     *name;
-    ngx_idempotency_redis_zone_t  *redis, *was;
+    ngx_str_t     *name;
+    redis_zone_t  *redis, *was;
 
-    redis = (ngx_idempotency_redis_zone_t *) tier;
+    redis = (redis_zone_t *) tier;
     name = &tier->shm->store->name;
 
-    if (redis_names(redis) != NGX_OK) {
+    if (redis->redis && redis_names(redis) != NGX_OK) {
         return NGX_ERROR;
     }
 
     if (old) {
-        was = (ngx_idempotency_redis_zone_t *) old;
+        was = (redis_zone_t *) old;
 
-        if (ngx_memn2cmp(redis->name.data, was->name.data, redis->name.len,
-                         was->name.len)
+        if (ngx_memn2cmp(tier->name.data, old->name.data, tier->name.len,
+                         old->name.len)
             != 0
             || ngx_memn2cmp(redis->prefix.data, was->prefix.data,
                             redis->prefix.len, was->prefix.len)
@@ -404,7 +393,7 @@ redis_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
                           "idempotency_zone \"%V\" uses %V with the prefix "
                           "\"%V\" while previously it used %V with the "
                           "prefix \"%V\"; only a restart can change it",
-                          name, &redis->tier.name, &redis->prefix,
+                          name, &tier->name, &redis->prefix,
                           &old->name, &was->prefix);
             return NGX_ERROR;
         }
@@ -415,7 +404,10 @@ redis_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
     } else {
         tier->fence = (uint64_t) ngx_time() * 1000000;
 
-        if (redis_instance(&tier->instance, log) != NGX_OK) {
+        /* no other zone in the world has this number */
+
+        if (RAND_bytes((u_char *) &tier->instance, sizeof(uint64_t)) != 1) {
+            ngx_log_error(NGX_LOG_EMERG, log, 0, "RAND_bytes() failed");
             return NGX_ERROR;
         }
     }
@@ -436,22 +428,10 @@ redis_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
 
 
 static ngx_int_t
-redis_names(ngx_idempotency_redis_zone_t *redis)
+redis_names(redis_zone_t *redis)
 {
     u_char     *p;
     ngx_str_t  *zone, *prefix;
-
-    p = ngx_pnalloc(redis->pool, sizeof("redis \"\"") - 1 + redis->name.len);
-    if (p == NULL) {
-        return NGX_ERROR;
-    }
-
-    redis->tier.name.data = p;
-    redis->tier.name.len = ngx_sprintf(p, "redis \"%V\"", &redis->name) - p;
-
-    if (redis->redis == NULL) {
-        return NGX_OK;
-    }
 
     if (redis->conf->mode == NGX_IDEMPOTENCY_REDIS_CLUSTER) {
         ngx_str_set(&redis->publish, "SPUBLISH");
@@ -475,36 +455,10 @@ redis_names(ngx_idempotency_redis_zone_t *redis)
 }
 
 
-/* no other zone in the world has this number */
-
-static ngx_int_t
-redis_instance(uint64_t *instance, ngx_log_t *log)
-{
-    int      fd;
-    ssize_t  n;
-
-    fd = open("/dev/urandom", O_RDONLY|O_CLOEXEC);
-    n = (fd == -1) ? -1 : read(fd, instance, sizeof(uint64_t));
-
-    if (n != sizeof(uint64_t)) {
-        ngx_log_error(NGX_LOG_EMERG, log, ngx_errno,
-                      ngx_read_file_n " \"/dev/urandom\" failed");
-    }
-
-    if (fd != -1) {
-        (void) close(fd);
-    }
-
-    return (n == sizeof(uint64_t)) ? NGX_OK : NGX_ERROR;
-}
-
-
 static ngx_int_t
 redis_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 {
-    ngx_idempotency_redis_zone_t  *redis;
-
-    redis = (ngx_idempotency_redis_zone_t *) tier;
+    redis_zone_t  *redis = (redis_zone_t *) tier;
 
     if (redis->redis == NULL) {
         return NGX_OK;
@@ -514,42 +468,26 @@ redis_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
                                               + NGX_IDEMPOTENCY_REDIS_TOKEN);
 
     if (redis->channel == NULL || batch_init(redis, cycle->pool) != NGX_OK
-        || stamp_init_process(redis, cycle->pool)
-           != NGX_OK)
+        || ngx_idempotency_redis_init_process(redis->redis, cycle) != NGX_OK)
     {
         return NGX_ERROR;
     }
 
-    return ngx_idempotency_redis_init_process(redis->redis, cycle);
-}
-
-
-/* calls on their way have kept the worker until they were answered */
-
-static void
-redis_finish(ngx_idempotency_tier_t *tier)
-{
-    ((ngx_idempotency_redis_zone_t *) tier)->exiting = 1;
+    return stamp_init_process(redis, cycle->pool);
 }
 
 
 static void
 redis_flush(ngx_idempotency_tier_t *tier, ngx_msec_t time, ngx_uint_t first)
 {
-    ngx_idempotency_redis_zone_t  *redis;
-
-    redis = (ngx_idempotency_redis_zone_t *) tier;
-
-    ngx_idempotency_redis_wait(redis->redis, time, first);
+    ngx_idempotency_redis_wait(((redis_zone_t *) tier)->redis, time, first);
 }
 
 
 static void
 redis_exit_process(ngx_idempotency_tier_t *tier)
 {
-    ngx_idempotency_redis_zone_t  *redis;
-
-    redis = (ngx_idempotency_redis_zone_t *) tier;
+    redis_zone_t  *redis = (redis_zone_t *) tier;
 
     if (redis->redis) {
         ngx_idempotency_redis_exit_process(redis->redis);
@@ -571,49 +509,35 @@ redis_kind(ngx_idempotency_tier_t *tier, const char **sync)
 static int64_t
 redis_now(ngx_idempotency_tier_t *tier)
 {
-    uint64_t                       time;
-    ngx_time_t                    *tp;
-    ngx_idempotency_redis_zone_t  *redis;
+    redis_zone_t  *redis = (redis_zone_t *) tier;
 
-    redis = (ngx_idempotency_redis_zone_t *) tier;
-
-    time = redis->redis ? ngx_idempotency_redis_time(redis->redis) : 0;
-
-    if (time) {
-        return time / 1000;
-    }
+    uint64_t     time;
+    ngx_time_t  *tp;
 
     tp = ngx_timeofday();
+    time = redis->redis ? ngx_idempotency_redis_time(redis->redis) : 0;
 
-    return (int64_t) tp->sec * 1000 + tp->msec;
+    return time ? (int64_t) time / 1000 : (int64_t) tp->sec * 1000 + tp->msec;
 }
 
-
-/* the batches that a worker has on the way, at most */
 
 static ngx_uint_t
 redis_nbatches(ngx_idempotency_tier_t *tier)
 {
-    ngx_idempotency_redis_zone_t  *redis;
+    redis_zone_t  *redis = (redis_zone_t *) tier;
 
-    redis = (ngx_idempotency_redis_zone_t *) tier;
-
-    if (redis->redis == NULL) {
-        return 0;
-    }
-
-    return redis->conf->connections * NGX_IDEMPOTENCY_REDIS_BATCHES;
+    return redis->redis ? redis->conf->connections
+                          * NGX_IDEMPOTENCY_REDIS_BATCHES
+                        : 0;
 }
 
 
 static ngx_uint_t
 redis_up(ngx_idempotency_tier_t *tier)
 {
-    ngx_idempotency_redis_zone_t  *redis;
+    redis_zone_t  *redis = (redis_zone_t *) tier;
 
-    redis = (ngx_idempotency_redis_zone_t *) tier;
-
-    return redis->redis && tier->shm->sh->tier.other != 1
+    return redis->redis && tier->shm->sh->tier.other != STAMP_REFUSED
            && ngx_idempotency_redis_up(redis->redis);
 }
 
@@ -623,9 +547,7 @@ redis_up(ngx_idempotency_tier_t *tier)
 static ngx_int_t
 redis_well(ngx_idempotency_tier_t *tier)
 {
-    ngx_idempotency_redis_zone_t  *redis;
-
-    redis = (ngx_idempotency_redis_zone_t *) tier;
+    redis_zone_t  *redis = (redis_zone_t *) tier;
 
     if (redis->redis == NULL || ngx_exiting) {
         return NGX_DECLINED;
@@ -639,11 +561,9 @@ redis_well(ngx_idempotency_tier_t *tier)
 static ngx_int_t
 redis_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
 {
-    ngx_idempotency_redis_zone_t  *redis;
+    redis_zone_t  *redis = (redis_zone_t *) tier;
 
-    redis = (ngx_idempotency_redis_zone_t *) tier;
-
-    if (redis->redis == NULL || redis->exiting) {
+    if (redis->redis == NULL || redis->tier.finished) {
         return NGX_ERROR;
     }
 
@@ -653,38 +573,34 @@ redis_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
 
 
 static ngx_int_t
-batch_init(ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool)
+batch_init(redis_zone_t *redis, ngx_pool_t *pool)
 {
     size_t                         size;
     u_char                        *keys;
-    ngx_uint_t                     i, n, nbatches;
-    ngx_idempotency_redis_item_t  *items;
+    ngx_uint_t                     i, n;
+    redis_batch_t                 *rb;
+    ngx_idempotency_redis_item_t  *ri;
 
-    nbatches = redis_nbatches(&redis->tier);
-
-    n = nbatches * NGX_IDEMPOTENCY_TIER_BATCH;
+    n = redis_nbatches(&redis->tier);
     size = redis->prefix.len + NGX_IDEMPOTENCY_REDIS_TOKEN;
 
-    redis->batches = ngx_pcalloc(pool, nbatches
-                                     * sizeof(ngx_idempotency_redis_batch_t));
-    items = ngx_pcalloc(pool, n * sizeof(ngx_idempotency_redis_item_t));
-    keys = ngx_pnalloc(pool, n * size);
+    redis->batches = ngx_pcalloc(pool, n * sizeof(redis_batch_t));
+    keys = ngx_pnalloc(pool, n * NGX_IDEMPOTENCY_TIER_BATCH * size);
 
-    if (redis->batches == NULL || items == NULL || keys == NULL) {
+    if (redis->batches == NULL || keys == NULL) {
         return NGX_ERROR;
     }
 
-    for (i = 0; i < n; i++) {
-        items[i].key = keys + i * size;
-        items[i].rb = &redis->batches[i / NGX_IDEMPOTENCY_TIER_BATCH];
-        items[i].call.handler = batch_handler;
-        items[i].call.data = &items[i];
-        items[i].call.mark = &redis->mark;
-    }
+    for (i = 0; i < n * NGX_IDEMPOTENCY_TIER_BATCH; i++) {
+        rb = &redis->batches[i / NGX_IDEMPOTENCY_TIER_BATCH];
+        rb->redis = redis;
 
-    for (i = 0; i < nbatches; i++) {
-        redis->batches[i].redis = redis;
-        redis->batches[i].items = &items[i * NGX_IDEMPOTENCY_TIER_BATCH];
+        ri = &rb->items[i % NGX_IDEMPOTENCY_TIER_BATCH];
+        ri->key = keys + i * size;
+        ri->rb = rb;
+        ri->call.handler = batch_handler;
+        ri->call.data = ri;
+        ri->call.mark = &redis->mark;
     }
 
     return NGX_OK;
@@ -694,21 +610,25 @@ batch_init(ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool)
 static ngx_int_t
 batch_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 {
-    ngx_uint_t                      i;
-    const char                     *why;
-    ngx_idempotency_redis_zone_t   *redis;
-    ngx_idempotency_redis_item_t   *ri;
-    ngx_idempotency_redis_batch_t  *rb;
+    ngx_uint_t                     i, other;
+    redis_zone_t                  *redis;
+    redis_batch_t                 *rb;
+    ngx_idempotency_redis_item_t  *ri;
 
-    redis = (ngx_idempotency_redis_zone_t *) tier;
+    redis = (redis_zone_t *) tier;
 
-    why = stamp_look(redis);
+    other = tier->shm->sh->tier.other;
 
-    if (why) {
-        ngx_cpystrn((u_char *) batch->error, (u_char *) why,
-                    sizeof(batch->error));
+    /* in a cluster nothing is sent while a stamp is wrong */
+
+    if (other == STAMP_REFUSED || (other && redis->mark.nstamps > 1)) {
+        ngx_cpystrn((u_char *) batch->error,
+                    (u_char *) "it is not the one that it was, or has "
+                    "forgotten", sizeof(batch->error));
         return NGX_ERROR;
     }
+
+    stamp_expect(redis);
 
     rb = &redis->batches[batch - tier->batches];
 
@@ -733,9 +653,6 @@ batch_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 
         ngx_idempotency_redis_item_call(ri, &redis->prefix, &redis->publish,
                                         batch->now);
-
-        ri->call.fresh = (ri->item->what == NGX_IDEMPOTENCY_ITEM_ASK);
-
         (void) batch_call(rb, ri);
     }
 
@@ -747,10 +664,10 @@ batch_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
    that one may work where this one fails. */
 
 static ngx_int_t
-batch_call(ngx_idempotency_redis_batch_t *rb, ngx_idempotency_redis_item_t *ri)
+batch_call(redis_batch_t *rb, ngx_idempotency_redis_item_t *ri)
 {
-    ngx_uint_t                     n, connections;
-    ngx_idempotency_redis_zone_t  *redis;
+    ngx_uint_t     n, connections;
+    redis_zone_t  *redis;
 
     redis = rb->redis;
     connections = redis->conf->connections;
@@ -775,7 +692,8 @@ batch_call(ngx_idempotency_redis_batch_t *rb, ngx_idempotency_redis_item_t *ri)
 static void
 batch_handler(ngx_idempotency_redis_call_t *call)
 {
-    ngx_idempotency_redis_batch_t  *rb;
+    redis_batch_t                 *rb;
+    ngx_idempotency_counters_t    *counters;
     ngx_idempotency_redis_item_t  *ri;
 
     ri = call->data;
@@ -786,7 +704,14 @@ batch_handler(ngx_idempotency_redis_call_t *call)
     ri->item->slow = call->slow;
 
     if (call->error != NGX_IDEMPOTENCY_REDIS_OK) {
-        batch_count(rb, call->error);
+        rb->batch->why = batch_errors[call->error];
+
+        if (!rb->counted) {
+            rb->counted = 1;
+            counters = rb->redis->tier.shm->store->counters;
+
+            ngx_idempotency_stats_add(counters->errors[rb->batch->why], 1);
+        }
     }
 
     if (call->error == NGX_IDEMPOTENCY_REDIS_CONNECT
@@ -811,10 +736,10 @@ batch_handler(ngx_idempotency_redis_call_t *call)
 
 
 static void
-batch_answered(ngx_idempotency_redis_batch_t *rb,
-    ngx_idempotency_redis_item_t *ri)
+batch_answered(redis_batch_t *rb, ngx_idempotency_redis_item_t *ri)
 {
     int64_t                        now;
+    ngx_int_t                      rc;
     ngx_str_t                     *why;
     ngx_idempotency_item_t        *item;
     ngx_idempotency_redis_call_t  *call;
@@ -824,7 +749,7 @@ batch_answered(ngx_idempotency_redis_batch_t *rb,
 
     call = &ri->call;
     item = ri->item;
-    why = &call->why;
+    why = NULL;
 
     now = rb->batch->now
           + (ngx_msec_int_t) (ngx_current_msec - rb->batch->at);
@@ -833,99 +758,47 @@ batch_answered(ngx_idempotency_redis_batch_t *rb,
         || (call->error != NGX_IDEMPOTENCY_REDIS_OK
             && call->error != NGX_IDEMPOTENCY_REDIS_UNACKED))
     {
-        batch_failed(rb, ri, why);
-        return;
+        why = &call->why;
+
+    } else {
+        rc = ngx_idempotency_redis_item_answer(ri, call->reply, now);
+
+        if (rc == NGX_DECLINED) {
+            batch_foreign(rb->redis, ri);
+
+        } else if (rc != NGX_OK) {
+            ri->maybe = 1;
+            why = &strange;
+
+        } else if (item->failed) {
+            why = &late;
+
+        } else if (call->error == NGX_IDEMPOTENCY_REDIS_UNACKED
+                   && (item->result == NGX_IDEMPOTENCY_CLAIMED
+                       || (item->what == NGX_IDEMPOTENCY_ITEM_PUT
+                           && item->outcome != NGX_IDEMPOTENCY_PENDING
+                           && item->result == NGX_IDEMPOTENCY_OK)))
+        {
+            ri->maybe = 1;
+            why = &call->why;
+        }
     }
 
-    switch (ngx_idempotency_redis_item_answer(ri, call->reply, now)) {
+    if (why) {
+        item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
+        item->failed = 1;
+        item->unsent = !ri->maybe;
 
-    case NGX_OK:
-        break;
-
-    case NGX_DECLINED:
-        batch_foreign(rb->redis, ri);
-        return;
-
-    default:
-        ri->maybe = 1;
-        batch_failed(rb, ri, &strange);
-        return;
+        (void) ngx_snprintf((u_char *) rb->batch->error,
+                            sizeof(rb->batch->error), "%V%Z", why);
     }
-
-    if (item->failed) {
-        batch_failed(rb, ri, &late);
-        return;
-    }
-
-    if (call->error == NGX_IDEMPOTENCY_REDIS_UNACKED
-        && (item->result == NGX_IDEMPOTENCY_CLAIMED
-            || (item->what == NGX_IDEMPOTENCY_ITEM_PUT
-                && item->outcome != NGX_IDEMPOTENCY_PENDING
-                && item->result == NGX_IDEMPOTENCY_OK)))
-    {
-        ri->maybe = 1;
-        batch_failed(rb, ri, why);
-    }
-}
-
-
-static void
-batch_failed(ngx_idempotency_redis_batch_t *rb,
-    ngx_idempotency_redis_item_t *ri, ngx_str_t *why)
-{
-    ngx_idempotency_item_t  *item;
-
-    item = ri->item;
-
-    item->result = NGX_IDEMPOTENCY_UNAVAILABLE;
-    item->failed = 1;
-    item->unsent = !ri->maybe;
-
-    (void) ngx_snprintf((u_char *) rb->batch->error,
-                        sizeof(rb->batch->error), "%V%Z", why);
-}
-
-
-/* counts an error once for each batch */
-
-static void
-batch_count(ngx_idempotency_redis_batch_t *rb, ngx_uint_t error)
-{
-    ngx_idempotency_store_t  *store;
-
-    /* in the order of ngx_idempotency_redis_error_e */
-
-    static const ngx_idempotency_error_e  errors[] = {
-        NGX_IDEMPOTENCY_ERROR_OTHER,
-        NGX_IDEMPOTENCY_ERROR_CONNECT,
-        NGX_IDEMPOTENCY_ERROR_TIMEOUT,
-        NGX_IDEMPOTENCY_ERROR_PROTOCOL,
-        NGX_IDEMPOTENCY_ERROR_REFUSED,
-        NGX_IDEMPOTENCY_ERROR_FULL,
-        NGX_IDEMPOTENCY_ERROR_REFUSED,
-        NGX_IDEMPOTENCY_ERROR_REFUSED,
-        NGX_IDEMPOTENCY_ERROR_REFUSED,
-        NGX_IDEMPOTENCY_ERROR_OTHER
-    };
-
-    rb->batch->why = errors[error];
-
-    if (rb->counted) {
-        return;
-    }
-
-    rb->counted = 1;
-    store = rb->redis->tier.shm->store;
-
-    ngx_idempotency_stats_add(store->counters->errors[errors[error]], 1);
 }
 
 
 /* the value stays as it is: another version of the module may need it */
 
 static void
-batch_foreign(ngx_idempotency_redis_zone_t *redis,
-    ngx_idempotency_redis_item_t *ri)
+batch_foreign(redis_zone_t *redis, ngx_idempotency_redis_item_t *ri)
 {
     ri->item->unsent = 1;
 
@@ -936,11 +809,11 @@ batch_foreign(ngx_idempotency_redis_zone_t *redis,
     redis->foreign = 1;
 
     ngx_log_error(NGX_LOG_ERR, ngx_cycle->log, 0,
-                  "idempotency: zone \"%V\": the redis \"%V\" has a value that "
+                  "idempotency: zone \"%V\": the %V has a value that "
                   "is none of this version of the module, token: %*xs: it is "
                   "unavailable, and so are others like it, until this nginx "
                   "is upgraded, or the key \"%V\" is removed there",
-                  &redis->tier.shm->store->name, &redis->name,
+                  &redis->tier.shm->store->name, &redis->tier.name,
                   (size_t) NGX_IDEMPOTENCY_DIGEST_LEN, ri->item->token,
                   &ri->call.key);
 }
@@ -949,7 +822,7 @@ batch_foreign(ngx_idempotency_redis_zone_t *redis,
 /* The item as sent.  After the deadline the server executes none of it. */
 
 static void
-left_add(ngx_idempotency_redis_zone_t *redis, ngx_idempotency_item_t *item,
+left_add(redis_zone_t *redis, ngx_idempotency_item_t *item,
     ngx_msec_t deadline)
 {
     left_t          *left;
@@ -971,7 +844,7 @@ left_add(ngx_idempotency_redis_zone_t *redis, ngx_idempotency_item_t *item,
 
     left->item = *item;
     left->item.what = NGX_IDEMPOTENCY_ITEM_RELEASE;
-    left->item.unheard = 1;
+    left->item.unanswered = 1;
 
     left->ri.item = &left->item;
     left->ri.key = (u_char *) left + sizeof(left_t);
@@ -990,53 +863,46 @@ left_add(ngx_idempotency_redis_zone_t *redis, ngx_idempotency_item_t *item,
 static void
 left_timer_handler(ngx_event_t *ev)
 {
-    left_t  *left;
+    left_t                    *left;
+    ngx_uint_t                 owned;
+    redis_zone_t              *redis;
+    ngx_idempotency_shm_t     *shm;
+    ngx_idempotency_record_t  *rec;
 
     left = ev->data;
+    redis = left->redis;
+    shm = redis->tier.shm;
 
-    if (left_owned(left)) {
+    /* the zone has the claim, or may have it, as it is torn; it releases the
+       claim itself when it gives it up */
+
+    owned = 1;
+
+    if (ngx_idempotency_shm_lock(shm) == NGX_OK) {
+        rec = ngx_idempotency_record_current(shm, left->item.token,
+                                             ngx_current_msec);
+
+        owned = (rec
+                 && ngx_idempotency_record_sequence(shm, rec)
+                    == left->item.sequence
+                 && !ngx_idempotency_record_negative(rec)
+                 && rec->state != NGX_IDEMPOTENCY_REMOTE)
+                || shm->sh->tier.floor != left->item.floor;
+
+        ngx_idempotency_shm_unlock(shm);
+    }
+
+    if (owned) {
         ngx_free(left);
         return;
     }
 
-    ngx_idempotency_redis_item_call(&left->ri, &left->redis->prefix,
-                                    &left->redis->publish, 0);
+    ngx_idempotency_redis_item_call(&left->ri, &redis->prefix, &redis->publish,
+                                    0);
 
-    left->ri.call.deadline = ngx_current_msec + left->redis->conf->timeout;
+    left->ri.call.deadline = ngx_current_msec + redis->conf->timeout;
 
-    ngx_idempotency_redis_call(left->redis->redis, 0, &left->ri.call);
-}
-
-
-/* the zone has the claim, or may have it, as it is torn; it releases the claim
-   itself when it gives it up */
-
-static ngx_uint_t
-left_owned(left_t *left)
-{
-    ngx_uint_t                 owned;
-    ngx_idempotency_shm_t     *shm;
-    ngx_idempotency_record_t  *rec;
-
-    shm = left->redis->tier.shm;
-
-    if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-        return 1;
-    }
-
-    rec = ngx_idempotency_record_current(shm, left->item.token,
-                                         ngx_current_msec);
-
-    owned = (rec
-             && ngx_idempotency_record_sequence(shm, rec)
-                == left->item.sequence
-             && !ngx_idempotency_record_negative(rec)
-             && rec->state != NGX_IDEMPOTENCY_REMOTE)
-            || shm->sh->tier.floor != left->item.floor;
-
-    ngx_idempotency_shm_unlock(shm);
-
-    return owned;
+    ngx_idempotency_redis_call(redis->redis, 0, &left->ri.call);
 }
 
 
@@ -1047,7 +913,7 @@ left_handler(ngx_idempotency_redis_call_t *call)
 {
     left_t  *left = call->data;
 
-    if (call->reply || left->redis->exiting) {
+    if (call->reply || left->redis->tier.finished) {
         ngx_free(left);
         return;
     }
@@ -1062,12 +928,12 @@ left_handler(ngx_idempotency_redis_call_t *call)
 static void
 redis_await(ngx_idempotency_tier_t *tier, u_char *token)
 {
-    ngx_str_t                      key;
-    ngx_idempotency_redis_zone_t  *redis;
+    ngx_str_t      key;
+    redis_zone_t  *redis;
 
-    redis = (ngx_idempotency_redis_zone_t *) tier;
+    redis = (redis_zone_t *) tier;
 
-    if (redis->redis == NULL || redis->exiting) {
+    if (redis->tier.finished) {
         return;
     }
 
@@ -1084,7 +950,7 @@ redis_await(ngx_idempotency_tier_t *tier, u_char *token)
 static void
 redis_changed(void *data, ngx_str_t *key)
 {
-    ngx_idempotency_redis_zone_t  *redis = data;
+    redis_zone_t  *redis = data;
 
     u_char     token[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_str_t  src, dst;
@@ -1100,38 +966,32 @@ redis_changed(void *data, ngx_str_t *key)
 
 
 static ngx_int_t
-stamp_init(ngx_idempotency_redis_zone_t *redis)
+stamp_init(redis_zone_t *redis)
 {
     u_char                        *p;
     ngx_idempotency_redis_mark_t  *mark;
 
     mark = &redis->mark;
 
-    p = ngx_pnalloc(redis->pool, 2 * STAMP_HEAD + 1 + STAMP_LEN
-                                 + NGX_INT64_LEN);
-    if (p == NULL) {
-        return NGX_ERROR;
-    }
-
-    redis->stamp_head.data = p;
-
-    p = ngx_cpymem(p, "2 ", 2);
+    p = ngx_cpymem(redis->stamp_known, "2 ", 2);
     p = ngx_hex_dump(p, (u_char *) redis->tier.shm->store->secret->stamp,
                      NGX_IDEMPOTENCY_STAMP_LEN);
-
     p = ngx_sprintf(p, " %ud", NGX_IDEMPOTENCY_FINGERPRINT_VERSION);
 
-    redis->stamp_head.len = p - redis->stamp_head.data;
-
-    mark->meant[0].data = p;
-    mark->meant[1].data = p + redis->stamp_head.len + 1 + STAMP_LEN;
+    redis->stamp_head.data = redis->stamp_known;
+    redis->stamp_head.len = p - redis->stamp_known;
 
     (void) ngx_sprintf(redis->stamp_asker, "%016xL", redis->tier.instance);
 
     mark->tries = &ngx_idempotency_redis_scripts[NGX_IDEMPOTENCY_REDIS_TRY];
     mark->script = &ngx_idempotency_redis_scripts[NGX_IDEMPOTENCY_REDIS_STAMP];
-    mark->says = stamp_mark_says;
+    mark->ask = stamp_ask;
     mark->handler = stamp_mark_handler;
+    mark->data = redis;
+
+    mark->known[0].data = redis->stamp_known;
+    mark->known[0].len = redis->stamp_head.len + 1 + STAMP_LEN;
+    mark->known[1].data = redis->stamp_least;
 
     if (stamp_keys(redis) != NGX_OK) {
         return NGX_ERROR;
@@ -1143,12 +1003,16 @@ stamp_init(ngx_idempotency_redis_zone_t *redis)
 }
 
 
+/* One key.  In a cluster one for each part of the slots, the same for all
+   zones: {number} */
+
 static ngx_int_t
-stamp_keys(ngx_idempotency_redis_zone_t *redis)
+stamp_keys(redis_zone_t *redis)
 {
     u_char                         *p;
     size_t                          size;
-    ngx_uint_t                      i, n;
+    ngx_str_t                      *key;
+    ngx_uint_t                      i, n, part;
     ngx_idempotency_redis_stamp_t  *stamps;
 
     n = (redis->conf->mode == NGX_IDEMPOTENCY_REDIS_CLUSTER)
@@ -1163,78 +1027,55 @@ stamp_keys(ngx_idempotency_redis_zone_t *redis)
         return NGX_ERROR;
     }
 
-    for (i = 0; i < n; i++) {
-        stamps[i].mark = &redis->mark;
-        stamps[i].key.data = p + i * size;
-        stamps[i].key.len = ngx_sprintf(stamps[i].key.data, "%Vstamp",
-                                        &redis->prefix)
-                            - stamps[i].key.data;
+    for (part = 0; part < n; part++) {
+        stamps[part].mark = &redis->mark;
+
+        key = &stamps[part].key;
+        key->data = p + part * size;
+        key->len = ngx_sprintf(key->data, "%Vstamp", &redis->prefix)
+                   - key->data;
+
+        for (i = 0; n > 1; i++) {
+
+            if (i == NGX_IDEMPOTENCY_REDIS_SLOTS) {
+
+                /* a prefix with braces: all keys are in one slot */
+
+                n = 1;
+                key->len = redis->prefix.len + sizeof("stamp") - 1;
+                break;
+            }
+
+            key->len = ngx_sprintf(key->data, "%Vstamp{%ui}", &redis->prefix,
+                                   i)
+                       - key->data;
+
+            if (ngx_idempotency_redis_slot(key) * n
+                / NGX_IDEMPOTENCY_REDIS_SLOTS
+                == part)
+            {
+                break;
+            }
+        }
     }
 
     redis->mark.stamps = stamps;
     redis->mark.nstamps = n;
-
-    return (n == 1) ? NGX_OK : stamp_parts(redis, size);
-}
-
-
-/* a key for each part of the slots, the same for all zones: {number} */
-
-static ngx_int_t
-stamp_parts(ngx_idempotency_redis_zone_t *redis, size_t size)
-{
-    ngx_str_t                       key;
-    ngx_uint_t                      i, n, part;
-    ngx_idempotency_redis_stamp_t  *stamps;
-    u_char                          there[NGX_IDEMPOTENCY_TIER_STAMPS];
-
-    stamps = redis->mark.stamps;
-    ngx_memzero(there, sizeof(there));
-
-    key.data = ngx_pnalloc(redis->pool, size);
-    if (key.data == NULL) {
-        return NGX_ERROR;
-    }
-
-    for (i = 0, n = 0; n < NGX_IDEMPOTENCY_TIER_STAMPS; i++) {
-
-        if (i == NGX_IDEMPOTENCY_REDIS_SLOTS) {
-
-            /* a prefix with braces: all keys are in one slot */
-
-            redis->mark.nstamps = 1;
-            break;
-        }
-
-        key.len = ngx_sprintf(key.data, "%Vstamp{%ui}", &redis->prefix, i)
-                  - key.data;
-
-        part = ngx_idempotency_redis_slot(&key) * NGX_IDEMPOTENCY_TIER_STAMPS
-               / NGX_IDEMPOTENCY_REDIS_SLOTS;
-
-        if (!there[part]) {
-            there[part] = 1;
-            n++;
-
-            stamps[part].key.len = key.len;
-            ngx_memcpy(stamps[part].key.data, key.data, key.len);
-        }
-    }
 
     return NGX_OK;
 }
 
 
 static ngx_int_t
-stamp_init_process(ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool)
+stamp_init_process(redis_zone_t *redis, ngx_pool_t *pool)
 {
-    ngx_uint_t                     i, n;
-    ngx_idempotency_redis_beat_t  *beat;
+    ngx_uint_t     i, n;
+    stamp_beat_t  *beat;
 
     n = redis->mark.nstamps;
 
     redis->beats = ngx_pcalloc(pool,
-                               2 * n * sizeof(ngx_idempotency_redis_beat_t));
+                               2 * n * sizeof(stamp_beat_t));
     if (redis->beats == NULL) {
         return NGX_ERROR;
     }
@@ -1243,118 +1084,75 @@ stamp_init_process(ngx_idempotency_redis_zone_t *redis, ngx_pool_t *pool)
         beat = &redis->beats[i];
 
         beat->stamp = &redis->mark.stamps[i % n];
-        beat->sent = ngx_current_msec - STAMP_BEAT;
+        beat->sent = ngx_current_msec - STAMP_INTERVAL;
 
         beat->call.script = redis->mark.script;
         beat->call.key = beat->stamp->key;
-        beat->call.args = beat->args;
+        beat->call.args = beat->question.args;
         beat->call.nargs = NGX_IDEMPOTENCY_REDIS_STAMP_ARGS;
         beat->call.durable = (i >= n);
         beat->call.handler = stamp_beat_handler;
         beat->call.data = beat;
     }
 
-    redis->beaten = ngx_current_msec - STAMP_BEAT;
+    redis->beaten = ngx_current_msec - STAMP_INTERVAL;
 
-    /* no connection can have another stamp: there is none yet */
-
-    (void) stamp_meant(redis);
+    stamp_expect(redis);
 
     return NGX_OK;
 }
 
 
-static ngx_idempotency_redis_zone_t *
-stamp_zone(ngx_idempotency_redis_mark_t *mark)
-{
-    return (ngx_idempotency_redis_zone_t *)
-               ((u_char *) mark
-                - offsetof(ngx_idempotency_redis_zone_t, mark));
-}
-
-
-/* in a cluster nothing is sent while a stamp is wrong */
-
-static const char *
-stamp_look(ngx_idempotency_redis_zone_t *redis)
-{
-    ngx_idempotency_tier_sh_t  *sh;
-
-    sh = &redis->tier.shm->sh->tier;
-
-    if (sh->other == STAMP_REFUSED
-        || (sh->other && redis->mark.nstamps > 1))
-    {
-        return "it is not the one that it was, or has forgotten";
-    }
-
-    if (stamp_meant(redis)) {
-        ngx_idempotency_redis_marked(redis->redis, &redis->mark);
-    }
-
-    return NULL;
-}
-
-
 /* Takes over from shared memory the stamp that the scripts must find
-   (record.lua).  True if it has changed: then a wrong stamp may be right
-   now. */
+   (record.lua).  If it has changed, a wrong stamp may be right now. */
 
-static ngx_uint_t
-stamp_meant(ngx_idempotency_redis_zone_t *redis)
+static void
+stamp_expect(redis_zone_t *redis)
 {
     int64_t                        least;
-    u_char                        *p;
+    ngx_str_t                     *head, *text;
     ngx_uint_t                     changed;
     ngx_idempotency_shm_t         *shm;
-    ngx_idempotency_redis_mark_t  *mark;
     ngx_idempotency_tier_stamp_t  *s;
 
     shm = redis->tier.shm;
-    mark = &redis->mark;
     s = shm->sh->tier.stamps;
 
     if (ngx_idempotency_shm_lock(shm) != NGX_OK) {
-        return 0;
+        return;
     }
 
     changed = (redis->stamped != shm->sh->tier.stamped);
     redis->stamped = shm->sh->tier.stamped;
-    least = (int64_t) s->beat - STAMP_WRONG;
+    least = (int64_t) s->beat - STAMP_GRACE;
 
-    p = ngx_cpymem(mark->meant[0].data, redis->stamp_head.data,
-                   redis->stamp_head.len);
-    p = ngx_sprintf(p, " %016xL", s->identity);
-    mark->meant[0].len = p - mark->meant[0].data;
+    head = &redis->stamp_head;
+    (void) ngx_sprintf(head->data + head->len, " %016xL", s->identity);
 
     ngx_idempotency_shm_unlock(shm);
 
-    p = ngx_sprintf(mark->meant[1].data, "%L", ngx_max(least, 0));
-    mark->meant[1].len = p - mark->meant[1].data;
+    text = &redis->mark.known[1];
+    text->len = ngx_sprintf(text->data, "%L", ngx_max(least, 0)) - text->data;
 
-    return changed;
+    if (changed) {
+        ngx_idempotency_redis_marked(redis->redis, &redis->mark);
+    }
 }
 
 
 static void
-stamp_mark_says(ngx_idempotency_redis_stamp_t *stamp, ngx_str_t *args)
+stamp_ask(ngx_idempotency_redis_stamp_t *stamp,
+    ngx_idempotency_redis_question_t *question)
 {
-    static stamp_says_t  says;
-
-    stamp_says(stamp, &says, args);
-}
-
-
-static void
-stamp_says(ngx_idempotency_redis_stamp_t *stamp, stamp_says_t *says,
-    ngx_str_t *args)
-{
+    u_char                        *p;
     uint64_t                       identity, beat;
+    ngx_str_t                     *args;
+    redis_zone_t                  *redis;
     ngx_idempotency_shm_t         *shm;
-    ngx_idempotency_redis_zone_t  *redis;
     ngx_idempotency_tier_stamp_t  *s;
 
-    redis = stamp_zone(stamp->mark);
+    args = question->args;
+    redis = stamp->mark->data;
     shm = redis->tier.shm;
     s = &shm->sh->tier.stamps[stamp - stamp->mark->stamps];
 
@@ -1370,13 +1168,13 @@ stamp_says(ngx_idempotency_redis_stamp_t *stamp, stamp_says_t *says,
 
     args[0] = redis->stamp_head;
 
-    args[1].data = says->known;
-    args[1].len = identity ? ngx_sprintf(says->known, "%016xL", identity)
-                             - says->known
-                           : 0;
+    p = ngx_sprintf(question->known, "%016xL", identity);
+    args[1].data = question->known;
+    args[1].len = identity ? p - question->known : 0;
 
-    args[2].data = says->beat;
-    args[2].len = ngx_sprintf(says->beat, "%uL", beat) - says->beat;
+    p = ngx_sprintf(question->beat, "%uL", beat);
+    args[2].data = question->beat;
+    args[2].len = p - question->beat;
 
     args[3].data = redis->stamp_asker;
     args[3].len = sizeof(redis->stamp_asker);
@@ -1388,13 +1186,13 @@ stamp_says(ngx_idempotency_redis_stamp_t *stamp, stamp_says_t *says,
 static void
 stamp_maintain(ngx_idempotency_tier_t *tier)
 {
-    ngx_uint_t                     i;
-    ngx_idempotency_redis_zone_t  *redis;
+    ngx_uint_t     i;
+    redis_zone_t  *redis;
 
-    redis = (ngx_idempotency_redis_zone_t *) tier;
+    redis = (redis_zone_t *) tier;
 
-    if (redis->redis == NULL || redis->exiting || ngx_exiting
-        || ngx_current_msec - redis->beaten < STAMP_BEAT
+    if (redis->redis == NULL || redis->tier.finished || ngx_exiting
+        || ngx_current_msec - redis->beaten < STAMP_INTERVAL
         || !ngx_idempotency_redis_up(redis->redis))
     {
         return;
@@ -1412,10 +1210,10 @@ stamp_maintain(ngx_idempotency_tier_t *tier)
 /* before the call, on its connection: one acknowledgement covers both */
 
 static void
-stamp_with(ngx_idempotency_redis_zone_t *redis,
-    ngx_idempotency_redis_call_t *call, ngx_uint_t n)
+stamp_with(redis_zone_t *redis, ngx_idempotency_redis_call_t *call,
+    ngx_uint_t n)
 {
-    ngx_idempotency_redis_beat_t  *beat;
+    stamp_beat_t  *beat;
 
     if (!call->durable || !redis->tier.strict) {
         return;
@@ -1428,33 +1226,30 @@ stamp_with(ngx_idempotency_redis_zone_t *redis,
                 / NGX_IDEMPOTENCY_REDIS_SLOTS;
     }
 
-    if (ngx_current_msec - beat->sent >= STAMP_BEAT) {
+    if (ngx_current_msec - beat->sent >= STAMP_INTERVAL) {
         stamp_beat(beat, n, call->deadline);
     }
 }
 
 
 static void
-stamp_beat(ngx_idempotency_redis_beat_t *beat, ngx_uint_t n,
-    ngx_msec_t deadline)
+stamp_beat(stamp_beat_t *beat, ngx_uint_t n, ngx_msec_t deadline)
 {
-    ngx_idempotency_redis_zone_t  *redis;
-    ngx_idempotency_tier_sh_t     *sh;
+    redis_zone_t  *redis;
 
     if (beat->busy) {
         return;
     }
 
-    redis = stamp_zone(beat->stamp->mark);
-    sh = &redis->tier.shm->sh->tier;
+    redis = beat->stamp->mark->data;
 
-    stamp_says(beat->stamp, &beat->says, beat->args);
+    stamp_ask(beat->stamp, &beat->question);
 
     if (beat->call.durable) {
-        ngx_str_set(&beat->args[4], "w");
+        ngx_str_set(&beat->question.args[4], "w");
 
-    } else if (sh->agreed) {
-        ngx_str_set(&beat->args[4], "a");
+    } else if (redis->tier.shm->sh->tier.agreed) {
+        ngx_str_set(&beat->question.args[4], "a");
     }
 
     beat->busy = 1;
@@ -1468,12 +1263,12 @@ stamp_beat(ngx_idempotency_redis_beat_t *beat, ngx_uint_t n,
 static void
 stamp_beat_handler(ngx_idempotency_redis_call_t *call)
 {
-    ngx_idempotency_redis_beat_t  *beat = call->data;
+    stamp_beat_t  *beat = call->data;
 
-    ngx_idempotency_redis_zone_t  *redis;
+    redis_zone_t  *redis;
 
     beat->busy = 0;
-    redis = stamp_zone(beat->stamp->mark);
+    redis = beat->stamp->mark->data;
 
     if (call->reply == NULL
         || (call->error != NGX_IDEMPOTENCY_REDIS_OK
@@ -1493,8 +1288,9 @@ static ngx_int_t
 stamp_mark_handler(ngx_idempotency_redis_stamp_t *stamp,
     ngx_idempotency_redis_reply_t *reply)
 {
-    return stamp_judge(stamp, reply, !stamp_zone(stamp->mark)->tier.strict,
-                       NULL);
+    redis_zone_t  *redis = stamp->mark->data;
+
+    return stamp_judge(stamp, reply, !redis->tier.strict, NULL);
 }
 
 
@@ -1506,22 +1302,27 @@ stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
     ngx_idempotency_redis_reply_t *reply, ngx_uint_t acked, ngx_msec_t *sent)
 {
     ngx_uint_t                     refused, tell;
+    redis_zone_t                  *redis;
     stamp_answer_t                 answer;
     ngx_idempotency_shm_t         *shm;
-    ngx_idempotency_redis_zone_t  *redis;
     ngx_idempotency_tier_stamp_t  *s;
 
-    redis = stamp_zone(stamp->mark);
+    static char  goes_on[] = "idempotency: the %V of zone \"%V\" is gone on "
+                             "with: %V; what it does not know is executed "
+                             "again";
+    static char  is_refused[] = "idempotency: the %V of zone \"%V\" is refused, "
+                                "%V; to agree to it as it is, PUT "
+                                "{\"store\":\"accept\"} to /zones/%V of "
+                                "idempotency_api";
+
+    redis = stamp->mark->data;
     shm = redis->tier.shm;
     s = &shm->sh->tier.stamps[stamp - stamp->mark->stamps];
 
-    if (stamp_read(reply, &answer) != NGX_OK) {
-        stamp->mark->why.data = stamp->mark->text;
-        stamp->mark->why.len = ngx_snprintf(stamp->mark->text,
-                                       sizeof(stamp->mark->text),
-                                       "its \"%V\" is not known: %V",
-                                       &stamp->key, &reply->str)
-                               - stamp->mark->text;
+    stamp_read(reply, &answer);
+
+    if (answer.code == 0) {
+        stamp_why(stamp, &answer, &reply->str);
         return NGX_ERROR;
     }
 
@@ -1543,15 +1344,12 @@ stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
         ngx_idempotency_shm_unlock(shm);
 
         stamp_log_right(redis, &answer, refused);
-
-        if (stamp_meant(redis)) {
-            ngx_idempotency_redis_marked(redis->redis, &redis->mark);
-        }
+        stamp_expect(redis);
 
         return NGX_OK;
     }
 
-    stamp_why(stamp, &answer);
+    stamp_why(stamp, &answer, &reply->str);
     tell = stamp_wrong(redis, s, &answer, sent);
 
     ngx_idempotency_shm_unlock(shm);
@@ -1560,35 +1358,30 @@ stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
 
         /* if we go on with this stamp, ask at once */
 
-        redis->beaten = ngx_current_msec - STAMP_BEAT;
+        redis->beaten = ngx_current_msec - STAMP_INTERVAL;
 
-        stamp_log_wrong(redis, tell == STAMP_WRONGED);
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      (tell == STAMP_DIFFERS) ? goes_on : is_refused,
+                      &redis->tier.name, &shm->store->name,
+                      &stamp->mark->why, &shm->store->name);
     }
 
     return NGX_ERROR;
 }
 
 
-static ngx_int_t
+/* code 0: it is no answer of the script */
+
+static void
 stamp_read(ngx_idempotency_redis_reply_t *reply, stamp_answer_t *answer)
 {
-    ngx_uint_t                      i;
     ngx_idempotency_redis_reply_t  *elts;
 
-    if (reply->type != NGX_IDEMPOTENCY_REDIS_ARRAY || reply->n != 7) {
-        return NGX_ERROR;
-    }
-
     elts = reply->elts;
+    answer->code = 0;
 
-    for (i = 0; i < 7; i++) {
-        if (elts[i].type != NGX_IDEMPOTENCY_REDIS_STRING) {
-            return NGX_ERROR;
-        }
-    }
-
-    if (elts[0].str.len != 1) {
-        return NGX_ERROR;
+    if (!ngx_idempotency_redis_strings(reply, 7) || elts[0].str.len != 1) {
+        return;
     }
 
     answer->code = elts[0].str.data[0];
@@ -1597,8 +1390,6 @@ stamp_read(ngx_idempotency_redis_reply_t *reply, stamp_answer_t *answer)
     answer->identity = stamp_hex(&elts[4].str);
     answer->was = ngx_atoof(elts[5].str.data, elts[5].str.len);
     answer->beat = ngx_atoof(elts[6].str.data, elts[6].str.len);
-
-    return NGX_OK;
 }
 
 
@@ -1619,8 +1410,8 @@ stamp_hex(ngx_str_t *text)
 
 
 static void
-stamp_right(ngx_idempotency_redis_zone_t *redis,
-    ngx_idempotency_tier_stamp_t *s, stamp_answer_t *answer, ngx_uint_t acked)
+stamp_right(redis_zone_t *redis, ngx_idempotency_tier_stamp_t *s,
+    stamp_answer_t *answer, ngx_uint_t acked)
 {
     ngx_uint_t                  changed;
     ngx_idempotency_tier_sh_t  *sh;
@@ -1647,12 +1438,12 @@ stamp_right(ngx_idempotency_redis_zone_t *redis,
 }
 
 
-/* STAMP_REFUSED, or STAMP_WRONGED: we go on with it, as the block says; 0:
+/* STAMP_REFUSED, or STAMP_DIFFERS: we go on with it, as the block says; 0:
    there is nothing to log, or not yet */
 
 static ngx_uint_t
-stamp_wrong(ngx_idempotency_redis_zone_t *redis,
-    ngx_idempotency_tier_stamp_t *s, stamp_answer_t *answer, ngx_msec_t *sent)
+stamp_wrong(redis_zone_t *redis, ngx_idempotency_tier_stamp_t *s,
+    stamp_answer_t *answer, ngx_msec_t *sent)
 {
     ngx_uint_t                  other;
     ngx_idempotency_tier_sh_t  *sh;
@@ -1668,7 +1459,7 @@ stamp_wrong(ngx_idempotency_redis_zone_t *redis,
     }
 
     if (s->refused || sent == NULL
-        || (ngx_msec_int_t) (*sent - s->since) < STAMP_WRONG)
+        || (ngx_msec_int_t) (*sent - s->since) < STAMP_GRACE)
     {
         return 0;
     }
@@ -1680,7 +1471,7 @@ stamp_wrong(ngx_idempotency_redis_zone_t *redis,
 
         sh->agreed = 1;
 
-        return STAMP_WRONGED;
+        return STAMP_DIFFERS;
     }
 
     other = sh->other;
@@ -1701,14 +1492,11 @@ stamp_changed(ngx_idempotency_tier_sh_t *sh)
     other = 0;
 
     for (i = 0; i < NGX_IDEMPOTENCY_TIER_STAMPS; i++) {
-
         if (sh->stamps[i].refused) {
             other = STAMP_REFUSED;
-            break;
-        }
 
-        if (sh->stamps[i].since) {
-            other = STAMP_WRONGED;
+        } else if (sh->stamps[i].since && other == 0) {
+            other = STAMP_DIFFERS;
         }
     }
 
@@ -1722,7 +1510,8 @@ stamp_changed(ngx_idempotency_tier_sh_t *sh)
 
 
 static void
-stamp_why(ngx_idempotency_redis_stamp_t *stamp, stamp_answer_t *answer)
+stamp_why(ngx_idempotency_redis_stamp_t *stamp, stamp_answer_t *answer,
+    ngx_str_t *reply)
 {
     u_char                        *p, *last;
     ngx_idempotency_redis_mark_t  *mark;
@@ -1733,6 +1522,11 @@ stamp_why(ngx_idempotency_redis_stamp_t *stamp, stamp_answer_t *answer)
     last = p + sizeof(mark->text);
 
     switch (answer->code) {
+
+    case 0:
+        p = ngx_slprintf(p, last, "its \"%V\" is not known: %V", &stamp->key,
+                         reply);
+        break;
 
     case 'N':
         p = ngx_slprintf(p, last, "it has no \"%V\": it is another one, or "
@@ -1762,11 +1556,11 @@ stamp_why(ngx_idempotency_redis_stamp_t *stamp, stamp_answer_t *answer)
 
 
 static void
-stamp_log_right(ngx_idempotency_redis_zone_t *redis, stamp_answer_t *answer,
+stamp_log_right(redis_zone_t *redis, stamp_answer_t *answer,
     ngx_uint_t refused)
 {
     ngx_str_t   *zone;
-    ngx_uint_t   same, level;
+    ngx_uint_t   same;
 
     zone = &redis->tier.shm->store->name;
 
@@ -1781,9 +1575,7 @@ stamp_log_right(ngx_idempotency_redis_zone_t *redis, stamp_answer_t *answer,
     if (refused) {
         same = (answer->identity == answer->known);
 
-        level = same ? NGX_LOG_NOTICE : NGX_LOG_WARN;
-
-        ngx_log_error(level, ngx_cycle->log, 0,
+        ngx_log_error((same ? NGX_LOG_NOTICE : NGX_LOG_WARN), ngx_cycle->log, 0,
                       "idempotency: the %V of zone \"%V\" is %s",
                       &redis->tier.name, zone,
                       same ? "the one that it was"
@@ -1792,39 +1584,16 @@ stamp_log_right(ngx_idempotency_redis_zone_t *redis, stamp_answer_t *answer,
 }
 
 
-static void
-stamp_log_wrong(ngx_idempotency_redis_zone_t *redis, ngx_uint_t accepts)
-{
-    ngx_str_t  *zone;
-
-    zone = &redis->tier.shm->store->name;
-
-    if (accepts) {
-        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
-                      "idempotency: the %V of zone \"%V\" is gone on with: %V; "
-                      "what it does not know is executed again",
-                      &redis->tier.name, zone, &redis->mark.why);
-        return;
-    }
-
-    ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
-                  "idempotency: the %V of zone \"%V\" is refused, %V; "
-                  "to agree to it as it is, PUT {\"store\":\"accept\"} "
-                  "to /zones/%V of idempotency_api",
-                  &redis->tier.name, zone, &redis->mark.why, zone);
-}
-
-
 /* this worker asks at once, and the others follow */
 
 static ngx_int_t
 stamp_agree(ngx_idempotency_tier_t *tier)
 {
-    ngx_uint_t                     i, n;
-    ngx_idempotency_tier_sh_t     *sh;
-    ngx_idempotency_redis_zone_t  *redis;
+    ngx_uint_t                  i, n;
+    redis_zone_t               *redis;
+    ngx_idempotency_tier_sh_t  *sh;
 
-    redis = (ngx_idempotency_redis_zone_t *) tier;
+    redis = (redis_zone_t *) tier;
 
     if (redis->redis == NULL || ngx_idempotency_shm_lock(tier->shm) != NGX_OK) {
         return NGX_DECLINED;
@@ -1845,7 +1614,7 @@ stamp_agree(ngx_idempotency_tier_t *tier)
         return NGX_DECLINED;
     }
 
-    redis->beaten = ngx_current_msec - STAMP_BEAT;
+    redis->beaten = ngx_current_msec - STAMP_INTERVAL;
     stamp_maintain(tier);
 
     return NGX_OK;

@@ -100,7 +100,7 @@ struct ngx_idempotency_redis_call_s {
     unsigned                        durable:1;
     /* refused unsent, if replicas have acknowledged nothing for a second */
     unsigned                        fresh:1;
-    /* The script gets one more argument, the last one but `meant`: the deadline
+    /* The script gets one more argument, the last one but `known`: the deadline
        by the clock of the server, in microseconds since 1970, in decimal,
        rather too early than too late.  It is written when the call is sent, as
        a call may be sent again to another server.  The reply must be an array:
@@ -109,10 +109,10 @@ struct ngx_idempotency_redis_call_s {
        late, once: such a call is sent again. */
     unsigned                        until:1;
     /* The script checks the mark, if that has a single stamp: the stamp is its
-       second key, and the mark's `meant` are its last two arguments.  "I" means
+       second key, and the mark's `known` are its last two arguments.  "I" means
        that the stamp is another one, and nothing was done: the stamp is asked
        for, and the call is sent again. */
-    unsigned                        meant:1;
+    unsigned                        compare:1;
 
     void                          (*handler)(
                                        ngx_idempotency_redis_call_t *call);
@@ -151,6 +151,14 @@ struct ngx_idempotency_redis_call_s {
 
 #define NGX_IDEMPOTENCY_REDIS_STAMP_ARGS  5
 
+typedef struct {
+    ngx_str_t                       args[NGX_IDEMPOTENCY_REDIS_STAMP_ARGS];
+    /* what they point to */
+    u_char                          known[2 * sizeof(uint64_t)];
+    u_char                          beat[NGX_INT64_LEN];
+} ngx_idempotency_redis_question_t;
+
+
 struct ngx_idempotency_redis_stamp_s {
     ngx_idempotency_redis_mark_t   *mark;
     ngx_str_t                       key;
@@ -162,17 +170,20 @@ struct ngx_idempotency_redis_mark_s {
     ngx_idempotency_redis_script_t *script;
     ngx_idempotency_redis_stamp_t  *stamps;
     ngx_uint_t                      nstamps;
-    ngx_str_t                       meant[2];
+    ngx_str_t                       known[2];
 
     /* writes the arguments of the script */
-    void                          (*says)(
+    void                          (*ask)(
                                        ngx_idempotency_redis_stamp_t *stamp,
-                                       ngx_str_t *args);
+                                       ngx_idempotency_redis_question_t
+                                           *question);
     /* NGX_OK: the stamp is there; NGX_AGAIN: ask again; else calls are answered
        REFUSED, and the handler sets the reason */
     ngx_int_t                     (*handler)(
                                        ngx_idempotency_redis_stamp_t *stamp,
                                        ngx_idempotency_redis_reply_t *reply);
+    /* the caller's own */
+    void                           *data;
     ngx_str_t                       why;
     u_char                          text[NGX_IDEMPOTENCY_REDIS_WHY];
 

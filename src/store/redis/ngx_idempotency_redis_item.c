@@ -98,7 +98,6 @@ typedef struct {
     ngx_idempotency_page_t         *page;
     ngx_idempotency_redis_t        *redis;
     redis_list_place_t              place;
-    ngx_uint_t                      cursor;
     ngx_str_t                       args[3];
     u_char                          numbers[2][NGX_INT64_LEN];
 } redis_list_t;
@@ -204,12 +203,13 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
     call->args = ri->args;
     call->nargs = 0;
     call->until = (item->what != NGX_IDEMPOTENCY_ITEM_RELEASE);
-    call->meant = (item->what != NGX_IDEMPOTENCY_ITEM_FORGET);
+    call->compare = (item->what != NGX_IDEMPOTENCY_ITEM_FORGET);
     call->durable = 0;
+    call->fresh = 0;
 
     if (item->what == NGX_IDEMPOTENCY_ITEM_FIND) {
         call->until = 0;
-        call->meant = 0;
+        call->compare = 0;
         return;
     }
 
@@ -223,7 +223,7 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
 
     case NGX_IDEMPOTENCY_ITEM_RELEASE:
         item_argument(ri, publish->data, publish->len);
-        flags = item->unheard ? "l" : item->freed ? "f" : "-";
+        flags = item->unanswered ? "l" : item->freed ? "f" : "-";
         item_argument(ri, (u_char *) flags, 1);
         return;
 
@@ -238,6 +238,7 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
         item_argument(ri, floor, 8);
         flags = asks[item->retry + 2 * item->old];
         call->durable = 1;
+        call->fresh = 1;
         break;
 
     default: /* NGX_IDEMPOTENCY_ITEM_PUT */
@@ -561,7 +562,7 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
 
     p = list->numbers[0];
     list->args[0].data = p;
-    list->args[0].len = ngx_sprintf(p, "%ui", list->cursor) - p;
+    list->args[0].len = ngx_sprintf(p, "%ui", page->cursor - 1) - p;
 
     list->args[1] = *prefix;
 
@@ -605,12 +606,13 @@ redis_list_begin(redis_list_t *list)
         ngx_memcpy(place, page->token, sizeof(redis_list_place_t));
 
         if (!redis_list_changed(list)) {
-            list->cursor = page->cursor - 1;
             return NGX_OK;
         }
 
         ngx_memzero(place, sizeof(redis_list_place_t));
     }
+
+    page->cursor = 1;
 
     return ngx_idempotency_redis_master(list->redis, &place->master,
                                         &place->all);
@@ -729,7 +731,7 @@ redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
 
         /* if keys come and go just now, some may be listed twice or missed */
 
-        redis_list_next(list, list->cursor + 1, i);
+        redis_list_next(list, page->cursor, i);
         return NGX_OK;
     }
 

@@ -249,12 +249,12 @@ static void
 pipeline_write(redis_conn_t *conn, ngx_idempotency_redis_call_t *call)
 {
     uint64_t                     until;
-    ngx_uint_t                   i, keys, meant;
+    ngx_uint_t                   i, keys, compare;
     ngx_idempotency_resp_buf_t  *out;
 
     out = &conn->out;
-    meant = (call->meant && call->mark->nstamps == 1);
-    keys = (call->key.len != 0) + meant;
+    compare = (call->compare && call->mark->nstamps == 1);
+    keys = (call->key.len != 0) + compare;
 
     /* if ASKING fails, the call fails, too */
 
@@ -263,7 +263,7 @@ pipeline_write(redis_conn_t *conn, ngx_idempotency_redis_call_t *call)
     }
 
     ngx_idempotency_resp_command(out, 3 + keys + call->nargs + call->until
-                                      + 2 * meant);
+                                      + 2 * compare);
 
     if (call->eval) {
         ngx_idempotency_resp_word(out, (u_char *) "EVAL", 4);
@@ -281,7 +281,7 @@ pipeline_write(redis_conn_t *conn, ngx_idempotency_redis_call_t *call)
         ngx_idempotency_resp_str(out, &call->key);
     }
 
-    if (meant) {
+    if (compare) {
         ngx_idempotency_resp_str(out, &call->mark->stamps->key);
     }
 
@@ -296,9 +296,9 @@ pipeline_write(redis_conn_t *conn, ngx_idempotency_redis_call_t *call)
         ngx_idempotency_resp_number(out, until);
     }
 
-    if (meant) {
-        ngx_idempotency_resp_str(out, &call->mark->meant[0]);
-        ngx_idempotency_resp_str(out, &call->mark->meant[1]);
+    if (compare) {
+        ngx_idempotency_resp_str(out, &call->mark->known[0]);
+        ngx_idempotency_resp_str(out, &call->mark->known[1]);
     }
 
     /* without memory the connection is lost, and the call with it */
@@ -375,7 +375,7 @@ pipeline_code(redis_conn_t *conn, ngx_idempotency_redis_call_t *call,
     code = &reply->elts[0].str;
     time = &reply->elts[1].str;
 
-    other = (call->meant && ngx_idempotency_resp_is(code, "I"));
+    other = (call->compare && ngx_idempotency_resp_is(code, "I"));
     late = (call->until && ngx_idempotency_resp_is(code, "L"));
 
     if (other) {
@@ -903,10 +903,10 @@ static ngx_uint_t
 mark_ask_stamp(redis_conn_t *conn, ngx_idempotency_redis_stamp_t *stamp,
     ngx_uint_t text)
 {
-    ngx_str_t                        args[NGX_IDEMPOTENCY_REDIS_STAMP_ARGS];
-    ngx_str_t                        sha1;
-    ngx_idempotency_redis_t         *redis;
-    ngx_idempotency_redis_script_t  *script;
+    ngx_str_t                         sha1, *args;
+    ngx_idempotency_redis_t          *redis;
+    ngx_idempotency_redis_script_t   *script;
+    ngx_idempotency_redis_question_t  question;
 
     redis = conn->redis;
     script = stamp->mark->script;
@@ -917,8 +917,9 @@ mark_ask_stamp(redis_conn_t *conn, ngx_idempotency_redis_stamp_t *stamp,
         return 0;
     }
 
-    stamp->mark->says(stamp, args);
+    stamp->mark->ask(stamp, &question);
 
+    args = question.args;
     sha1.data = script->sha1;
     sha1.len = sizeof(script->sha1);
 

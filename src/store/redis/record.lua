@@ -64,7 +64,7 @@ end
 -- check that, its second key is the stamp, and its last two arguments are the
 -- stamp's beginning and the least beat that it must have.  See stamp.lua.
 
-local function meant()
+local function is_expected()
     if not KEYS[2] then
         return true
     end
@@ -85,7 +85,7 @@ end
 -- record.  Sets `fence`, and `remains` to a released record.
 
 local function read(...)
-    if not meant() then
+    if not is_expected() then
         return nil, nil, { 'I', stamp }
     end
 
