@@ -58,7 +58,7 @@ my $never = 2 ** 53;
 sub claim {
     my ($redis, $key, $c, %with) = @_;
 
-    return run($redis, 'claim', $key, head('P', $c), pack('Q>', $with{since} // 0),
+    return run($redis, 'claim', $key, head('P', $c), $with{since} // 0,
                $with{lease} // 100_000, 0, 0, $with{keep} // 86_400_000,
                $with{flags} // '', 'PUBLISH', $with{not_after} // $never);
 }

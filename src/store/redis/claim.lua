@@ -36,7 +36,7 @@ if is and is.state == 'P' then
     if is.instance ~= claim.instance then
         doubt = is.lease <= now
 
-    elseif is.sequence < struct.unpack('>I8', ARGV[2])
+    elseif is.sequence < tonumber(ARGV[2])
            and is.sequence ~= claim.sequence
     then
         doubt = true

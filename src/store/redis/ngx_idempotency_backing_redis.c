@@ -49,28 +49,28 @@
 /* how often the backing is asked about remote claims, as a message may be lost:
    at first, and at most */
 
-#define NGX_IDEMPOTENCY_REDIS_SOON     20
-#define NGX_IDEMPOTENCY_REDIS_SELDOM   1000
+#define REDIS_SOON    20
+#define REDIS_SELDOM  1000
 
 /* the largest response: the server does nothing else meanwhile */
 
-#define NGX_IDEMPOTENCY_REDIS_MOST     (256 * 1024)
+#define REDIS_MOST  (256 * 1024)
 
 /* the speed that a connection has at least, we assume: bytes per millisecond */
 
-#define NGX_IDEMPOTENCY_REDIS_SPEED    10000
+#define REDIS_SPEED  10000
 
 /* the batches that a worker has on the way, for each connection */
 
-#define NGX_IDEMPOTENCY_REDIS_BATCHES    4
+#define REDIS_BATCHES  4
 
 /* a call whose connection was lost is sent so often at least */
 
-#define NGX_IDEMPOTENCY_REDIS_SENT   3
+#define BATCH_SENT  3
 
 /* a release of a left-over claim that failed is tried again after so long */
 
-#define NGX_IDEMPOTENCY_REDIS_LEFT  1000
+#define LEFT_AGAIN  1000
 
 /* how often the stamps are asked for, and how long they have to be wrong, in
    msec; a late answer may take as long as two calls */
@@ -175,7 +175,6 @@ static ngx_idempotency_tier_t *redis_again(ngx_conf_t *cf,
     ngx_idempotency_tier_t *old);
 static ngx_int_t redis_init(ngx_idempotency_tier_t *tier,
     ngx_idempotency_tier_t *old, ngx_log_t *log);
-static ngx_int_t redis_names(redis_zone_t *redis);
 static ngx_int_t redis_init_process(ngx_idempotency_tier_t *tier,
     ngx_cycle_t *cycle);
 static void redis_flush(ngx_idempotency_tier_t *tier, ngx_msec_t time,
@@ -235,8 +234,8 @@ static void stamp_log_right(redis_zone_t *redis, stamp_answer_t *answer,
 
 
 static const ngx_idempotency_backing_t  redis_backing = {
-    NGX_IDEMPOTENCY_REDIS_SOON,
-    NGX_IDEMPOTENCY_REDIS_SELDOM,
+    REDIS_SOON,
+    REDIS_SELDOM,
 
     redis_kind,
     redis_now,
@@ -302,7 +301,7 @@ ngx_idempotency_backing_redis_add(ngx_conf_t *cf,
     redis->conf = ngx_idempotency_redis_conf(block);
 
     shm->tier = &redis->tier;
-    store->most = NGX_IDEMPOTENCY_REDIS_MOST;
+    store->most = REDIS_MOST;
 
     return NGX_OK;
 }
@@ -318,7 +317,7 @@ ngx_idempotency_backing_redis_warn(ngx_conf_t *cf,
     redis = (redis_zone_t *) ((ngx_idempotency_shm_t *) store->data)->tier;
     timeout = redis->conf->timeout;
 
-    if (redis->warned || size / NGX_IDEMPOTENCY_REDIS_SPEED <= timeout) {
+    if (redis->warned || size / REDIS_SPEED <= timeout) {
         return;
     }
 
@@ -369,14 +368,23 @@ static ngx_int_t
 redis_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
     ngx_log_t *log)
 {
-    ngx_str_t     *name;
+    u_char        *p;
+    ngx_str_t     *name, *prefix;
     redis_zone_t  *redis, *was;
 
     redis = (redis_zone_t *) tier;
     name = &tier->shm->store->name;
 
-    if (redis->redis && redis_names(redis) != NGX_OK) {
-        return NGX_ERROR;
+    if (redis->redis) {
+        prefix = &redis->conf->prefix;
+
+        p = ngx_pnalloc(redis->pool, prefix->len + name->len + 1);
+        if (p == NULL) {
+            return NGX_ERROR;
+        }
+
+        redis->prefix.data = p;
+        redis->prefix.len = ngx_sprintf(p, "%V%V:", prefix, name) - p;
     }
 
     if (old) {
@@ -413,6 +421,13 @@ redis_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
     }
 
     if (redis->redis) {
+        if (redis->conf->mode == NGX_IDEMPOTENCY_REDIS_CLUSTER) {
+            ngx_str_set(&redis->publish, "SPUBLISH");
+
+        } else {
+            ngx_str_set(&redis->publish, "PUBLISH");
+        }
+
         ngx_idempotency_redis_items_init();
 
         if (stamp_init(redis) != NGX_OK) {
@@ -428,34 +443,6 @@ redis_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
 
 
 static ngx_int_t
-redis_names(redis_zone_t *redis)
-{
-    u_char     *p;
-    ngx_str_t  *zone, *prefix;
-
-    if (redis->conf->mode == NGX_IDEMPOTENCY_REDIS_CLUSTER) {
-        ngx_str_set(&redis->publish, "SPUBLISH");
-
-    } else {
-        ngx_str_set(&redis->publish, "PUBLISH");
-    }
-
-    prefix = &redis->conf->prefix;
-    zone = &redis->tier.shm->store->name;
-
-    p = ngx_pnalloc(redis->pool, prefix->len + zone->len + 1);
-    if (p == NULL) {
-        return NGX_ERROR;
-    }
-
-    redis->prefix.data = p;
-    redis->prefix.len = ngx_sprintf(p, "%V%V:", prefix, zone) - p;
-
-    return NGX_OK;
-}
-
-
-static ngx_int_t
 redis_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 {
     redis_zone_t  *redis = (redis_zone_t *) tier;
@@ -464,10 +451,7 @@ redis_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
         return NGX_OK;
     }
 
-    redis->channel = ngx_pnalloc(cycle->pool, redis->prefix.len
-                                              + NGX_IDEMPOTENCY_REDIS_TOKEN);
-
-    if (redis->channel == NULL || batch_init(redis, cycle->pool) != NGX_OK
+    if (batch_init(redis, cycle->pool) != NGX_OK
         || ngx_idempotency_redis_init_process(redis->redis, cycle) != NGX_OK)
     {
         return NGX_ERROR;
@@ -511,13 +495,18 @@ redis_now(ngx_idempotency_tier_t *tier)
 {
     redis_zone_t  *redis = (redis_zone_t *) tier;
 
-    uint64_t     time;
+    int64_t      time;
     ngx_time_t  *tp;
 
-    tp = ngx_timeofday();
     time = redis->redis ? ngx_idempotency_redis_time(redis->redis) : 0;
 
-    return time ? (int64_t) time / 1000 : (int64_t) tp->sec * 1000 + tp->msec;
+    if (time) {
+        return time / 1000;
+    }
+
+    tp = ngx_timeofday();
+
+    return (int64_t) tp->sec * 1000 + tp->msec;
 }
 
 
@@ -526,9 +515,7 @@ redis_nbatches(ngx_idempotency_tier_t *tier)
 {
     redis_zone_t  *redis = (redis_zone_t *) tier;
 
-    return redis->redis ? redis->conf->connections
-                          * NGX_IDEMPOTENCY_REDIS_BATCHES
-                        : 0;
+    return redis->redis ? redis->conf->connections * REDIS_BATCHES : 0;
 }
 
 
@@ -576,7 +563,7 @@ static ngx_int_t
 batch_init(redis_zone_t *redis, ngx_pool_t *pool)
 {
     size_t                         size;
-    u_char                        *keys;
+    u_char                        *key;
     ngx_uint_t                     i, n;
     redis_batch_t                 *rb;
     ngx_idempotency_redis_item_t  *ri;
@@ -585,18 +572,22 @@ batch_init(redis_zone_t *redis, ngx_pool_t *pool)
     size = redis->prefix.len + NGX_IDEMPOTENCY_REDIS_TOKEN;
 
     redis->batches = ngx_pcalloc(pool, n * sizeof(redis_batch_t));
-    keys = ngx_pnalloc(pool, n * NGX_IDEMPOTENCY_TIER_BATCH * size);
+    key = ngx_pnalloc(pool, (n * NGX_IDEMPOTENCY_TIER_BATCH + 1) * size);
 
-    if (redis->batches == NULL || keys == NULL) {
+    if (redis->batches == NULL || key == NULL) {
         return NGX_ERROR;
     }
 
+    redis->channel = key;
+
     for (i = 0; i < n * NGX_IDEMPOTENCY_TIER_BATCH; i++) {
+        key += size;
+
         rb = &redis->batches[i / NGX_IDEMPOTENCY_TIER_BATCH];
         rb->redis = redis;
 
         ri = &rb->items[i % NGX_IDEMPOTENCY_TIER_BATCH];
-        ri->key = keys + i * size;
+        ri->key = key;
         ri->rb = rb;
         ri->call.handler = batch_handler;
         ri->call.data = ri;
@@ -672,7 +663,7 @@ batch_call(redis_batch_t *rb, ngx_idempotency_redis_item_t *ri)
     redis = rb->redis;
     connections = redis->conf->connections;
 
-    if (ri->sent == ngx_max(connections, NGX_IDEMPOTENCY_REDIS_SENT)
+    if (ri->sent == ngx_max(connections, BATCH_SENT)
         || (ngx_msec_int_t) (rb->deadline - ngx_current_msec) <= 0)
     {
         return NGX_DECLINED;
@@ -919,7 +910,7 @@ left_handler(ngx_idempotency_redis_call_t *call)
     }
 
     left->timer.cancelable = 1;
-    ngx_add_timer(&left->timer, NGX_IDEMPOTENCY_REDIS_LEFT);
+    ngx_add_timer(&left->timer, LEFT_AGAIN);
 }
 
 
@@ -1307,13 +1298,13 @@ stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
     ngx_idempotency_shm_t         *shm;
     ngx_idempotency_tier_stamp_t  *s;
 
-    static char  goes_on[] = "idempotency: the %V of zone \"%V\" is gone on "
-                             "with: %V; what it does not know is executed "
-                             "again";
-    static char  is_refused[] = "idempotency: the %V of zone \"%V\" is refused, "
-                                "%V; to agree to it as it is, PUT "
-                                "{\"store\":\"accept\"} to /zones/%V of "
-                                "idempotency_api";
+    static char  gone_on[] =
+        "idempotency: the %V of zone \"%V\" is gone on with: %V; what it does "
+        "not know is executed again";
+
+    static char  is_refused[] =
+        "idempotency: the %V of zone \"%V\" is refused, %V; to agree to it as "
+        "it is, PUT {\"store\":\"accept\"} to /zones/%V of idempotency_api";
 
     redis = stamp->mark->data;
     shm = redis->tier.shm;
@@ -1361,7 +1352,7 @@ stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
         redis->beaten = ngx_current_msec - STAMP_INTERVAL;
 
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
-                      (tell == STAMP_DIFFERS) ? goes_on : is_refused,
+                      (tell == STAMP_DIFFERS) ? gone_on : is_refused,
                       &redis->tier.name, &shm->store->name,
                       &stamp->mark->why, &shm->store->name);
     }

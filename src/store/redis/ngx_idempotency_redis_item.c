@@ -21,7 +21,7 @@
 /* a pending record stays for a day at least, whatever its lease: without it the
    token would be fresh again */
 
-#define NGX_IDEMPOTENCY_REDIS_KEEP  (24 * 3600 * (int64_t) 1000)
+#define ITEM_KEEP  (24 * 3600 * (int64_t) 1000)
 
 /* the item's part of a head, both ways, and its place: see record.lua.  A field
    of 8 bytes is a uint64_t or an int64_t, one of 4 an ngx_uint_t */
@@ -75,15 +75,15 @@ static const u_char  head_states[] = {
 /* the COUNT of SCAN for a page; some of the keys may be others'.  An answer has
    more keys while the server resizes, but seldom more than a page */
 
-#define NGX_IDEMPOTENCY_REDIS_LIST_COUNT  16
+#define LIST_COUNT  16
 
 /* elements of the answer: before the records, and for each record */
 
-#define NGX_IDEMPOTENCY_REDIS_LIST_HEAD   3
-#define NGX_IDEMPOTENCY_REDIS_LIST_EACH   3
+#define LIST_HEAD  3
+#define LIST_EACH  3
 
 
-/* in a page's token: the master, the set of masters, and how many records of the
+/* in a page's token: the master, the set of masters, and how many records of an
    answer to skip, as they were in earlier pages */
 
 typedef struct {
@@ -112,7 +112,6 @@ static void head_put(u_char *p, size_t len, uint64_t n);
 static uint64_t head_get(u_char *p, size_t len);
 static ngx_int_t item_record(ngx_idempotency_item_t *item, ngx_str_t *record,
     int64_t there, int64_t now);
-static ngx_int_t redis_list_begin(redis_list_t *list);
 static ngx_uint_t redis_list_changed(redis_list_t *list);
 static void redis_list_next(redis_list_t *list, ngx_uint_t cursor,
     uint64_t skip);
@@ -185,7 +184,6 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
 {
     char                          *flags;
     int64_t                        age, left, keep;
-    u_char                        *floor;
     ngx_uint_t                     pending;
     ngx_idempotency_item_t        *item;
     ngx_idempotency_redis_call_t  *call;
@@ -233,9 +231,7 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
         return;
 
     case NGX_IDEMPOTENCY_ITEM_ASK:
-        floor = ri->numbers[call->nargs];
-        head_put(floor, 8, item->floor);
-        item_argument(ri, floor, 8);
+        item_number(ri, item->floor);
         flags = asks[item->retry + 2 * item->old];
         call->durable = 1;
         call->fresh = 1;
@@ -256,8 +252,7 @@ ngx_idempotency_redis_item_call(ngx_idempotency_redis_item_t *ri,
     keep = left;
 
     if (pending) {
-        keep = ngx_max(ngx_max(item->window, left),
-                       NGX_IDEMPOTENCY_REDIS_KEEP);
+        keep = ngx_max(ngx_max(item->window, left), ITEM_KEEP);
     }
 
     item_number(ri, item->lease);
@@ -545,6 +540,7 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
 {
     u_char                        *p;
     redis_list_t                  *list;
+    redis_list_place_t            *place;
     ngx_idempotency_redis_call_t  *call;
 
     list = ngx_calloc(sizeof(redis_list_t), ngx_cycle->log);
@@ -554,10 +550,22 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
 
     list->redis = redis;
     list->page = page;
+    place = &list->place;
 
-    if (redis_list_begin(list) != NGX_OK) {
-        ngx_free(list);
-        return NGX_ERROR;
+    if (page->cursor) {
+        ngx_memcpy(place, page->token, sizeof(redis_list_place_t));
+    }
+
+    if (page->cursor == 0 || redis_list_changed(list)) {
+        ngx_memzero(place, sizeof(redis_list_place_t));
+        page->cursor = 1;
+
+        if (ngx_idempotency_redis_master(redis, &place->master, &place->all)
+            != NGX_OK)
+        {
+            ngx_free(list);
+            return NGX_ERROR;
+        }
     }
 
     p = list->numbers[0];
@@ -568,10 +576,7 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
 
     p = list->numbers[1];
     list->args[2].data = p;
-    list->args[2].len = ngx_sprintf(p, "%ui",
-                                    ngx_min(page->n,
-                                         NGX_IDEMPOTENCY_REDIS_LIST_COUNT))
-                        - p;
+    list->args[2].len = ngx_sprintf(p, "%ui", ngx_min(page->n, LIST_COUNT)) - p;
 
     page->n = 0;
     page->now = now;
@@ -579,7 +584,7 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
     call = &list->call;
 
     call->script = &ngx_idempotency_redis_scripts[NGX_IDEMPOTENCY_REDIS_LIST];
-    call->master = list->place.master;
+    call->master = place->master;
     call->args = list->args;
     call->nargs = 3;
     call->deadline = ngx_current_msec
@@ -593,33 +598,7 @@ ngx_idempotency_redis_list(ngx_idempotency_redis_t *redis,
 }
 
 
-static ngx_int_t
-redis_list_begin(redis_list_t *list)
-{
-    redis_list_place_t      *place;
-    ngx_idempotency_page_t  *page;
-
-    page = list->page;
-    place = &list->place;
-
-    if (page->cursor) {
-        ngx_memcpy(place, page->token, sizeof(redis_list_place_t));
-
-        if (!redis_list_changed(list)) {
-            return NGX_OK;
-        }
-
-        ngx_memzero(place, sizeof(redis_list_place_t));
-    }
-
-    page->cursor = 1;
-
-    return ngx_idempotency_redis_master(list->redis, &place->master,
-                                        &place->all);
-}
-
-
-/* the set of masters has changed: the next page begins anew */
+/* the set of masters has changed: the list begins anew */
 
 static ngx_uint_t
 redis_list_changed(redis_list_t *list)
@@ -696,10 +675,10 @@ redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
     ngx_idempotency_redis_reply_t  *elts;
 
     page = list->page;
-    n = reply->n - NGX_IDEMPOTENCY_REDIS_LIST_HEAD;
+    n = reply->n - LIST_HEAD;
 
-    if (!ngx_idempotency_redis_strings(reply, NGX_IDEMPOTENCY_REDIS_LIST_HEAD)
-        || n % NGX_IDEMPOTENCY_REDIS_LIST_EACH != 0)
+    if (!ngx_idempotency_redis_strings(reply, LIST_HEAD)
+        || n % LIST_EACH != 0)
     {
         return NGX_ERROR;
     }
@@ -713,8 +692,8 @@ redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
         return NGX_ERROR;
     }
 
-    elts += NGX_IDEMPOTENCY_REDIS_LIST_HEAD;
-    n /= NGX_IDEMPOTENCY_REDIS_LIST_EACH;
+    elts += LIST_HEAD;
+    n /= LIST_EACH;
 
     /* all of an answer goes into one page if possible, as SCAN has no cursor
        for the middle of an answer */
@@ -723,8 +702,7 @@ redis_list_answer(redis_list_t *list, ngx_idempotency_redis_reply_t *reply)
          i < n && page->n < NGX_IDEMPOTENCY_TIER_BATCH;
          i++)
     {
-        redis_list_item(list, &elts[i * NGX_IDEMPOTENCY_REDIS_LIST_EACH],
-                        there);
+        redis_list_item(list, &elts[i * LIST_EACH], there);
     }
 
     if (i < n) {
