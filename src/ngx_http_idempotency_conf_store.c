@@ -240,8 +240,7 @@ ngx_http_idempotency_set_zone(ngx_conf_t *cf, ngx_command_t *cmd, void *conf)
         redis = conf_redis(cf, &zone.redis);
 
         if (redis == NULL
-            || ngx_idempotency_backing_redis_add(cf, store, redis, &zone.redis)
-               != NGX_OK)
+            || ngx_idempotency_backing_redis_add(cf, store, redis) != NGX_OK)
         {
             return NGX_CONF_ERROR;
         }

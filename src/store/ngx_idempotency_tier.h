@@ -218,9 +218,8 @@ typedef struct {
     ngx_msec_t                      soon;
     ngx_msec_t                      seldom;
 
-    /* its kind, and its mode of syncs or NULL, for the figures */
-    const char                   *(*kind)(ngx_idempotency_tier_t *tier,
-                                       const char **sync);
+    /* its kind, for the figures */
+    const char                     *kind;
     int64_t                       (*now)(ngx_idempotency_tier_t *tier);
     /* NGX_AGAIN, or NGX_OK: batch->rc is set */
     ngx_int_t                     (*flush)(ngx_idempotency_tier_t *tier,

@@ -738,7 +738,10 @@ ngx_idempotency_shm_figures(ngx_idempotency_store_t *store, ngx_msec_t now,
     figures->size = shm->shpool->end - (u_char *) shm->shpool;
 
     if (shm->tier) {
-        figures->kind = shm->tier->backing->kind(shm->tier, &figures->sync);
+        figures->kind = shm->tier->backing->kind;
+        figures->sync = shm->tier->strict ? "strict"
+                        : ngx_idempotency_tier_shared(shm->tier) ? NULL
+                        : "batched";
     }
 
     for (i = 0; i < NGX_IDEMPOTENCY_FIGURES_TIMES; i++) {

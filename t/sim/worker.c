@@ -451,15 +451,6 @@ ngx_idempotency_process_stopped(ngx_idempotency_process_t *process)
 /* --- the backing that is a file: the world has it ------------------------- */
 
 
-static const char *
-file_kind(ngx_idempotency_tier_t *tier, const char **sync)
-{
-    *sync = tier->strict ? "strict" : "batched";
-
-    return "file";
-}
-
-
 static int64_t
 file_now(ngx_idempotency_tier_t *tier)
 {
@@ -541,7 +532,7 @@ file_up(ngx_idempotency_tier_t *tier)
 static const ngx_idempotency_backing_t  file_backing = {
     .soon = 5,
     .seldom = 50,
-    .kind = file_kind,
+    .kind = "file",
     .now = file_now,
     .flush = file_flush,
     .maintain = file_nothing,
@@ -1044,6 +1035,7 @@ ngx_idempotency_redis_conf(ngx_idempotency_redis_t *r)
 {
     static ngx_idempotency_redis_conf_t  conf;
 
+    conf.name = name;
     ngx_str_set(&conf.prefix, "p:");
     conf.timeout = sim.timeout;
     conf.connections = SIM_LANES;
@@ -1322,8 +1314,7 @@ sim_start(sim_conf_t *conf)
     case SIM_REDIS:
         zone.shm.store = &zone.store;
         zone.store.data = &zone.shm;
-        (void) ngx_idempotency_backing_redis_add(&cf, &zone.store, &redis,
-                                                 &name);
+        (void) ngx_idempotency_backing_redis_add(&cf, &zone.store, &redis);
         break;
 
     case SIM_FILE:

@@ -42,13 +42,6 @@ double_batch(ngx_uint_t i)
 }
 
 
-static const char *
-double_kind(ngx_idempotency_tier_t *tier, const char **sync)
-{
-    return "script";
-}
-
-
 int64_t
 double_now(ngx_idempotency_tier_t *tier)
 {
@@ -127,7 +120,7 @@ double_up(ngx_idempotency_tier_t *tier)
 const ngx_idempotency_backing_t  double_backing = {
     .soon = 5,
     .seldom = 50,
-    .kind = double_kind,
+    .kind = "script",
     .now = double_now,
     .flush = double_hand,
     .list = double_list,
@@ -143,7 +136,7 @@ const ngx_idempotency_backing_t  double_backing = {
 const ngx_idempotency_backing_t  double_shared = {
     .soon = 5,
     .seldom = 50,
-    .kind = double_kind,
+    .kind = "script",
     .now = double_now,
     .flush = double_hand,
     .list = double_list,

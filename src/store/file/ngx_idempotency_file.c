@@ -149,8 +149,6 @@ static void file_finish(ngx_idempotency_tier_t *tier);
 static void file_exit_process(ngx_idempotency_tier_t *tier);
 static void file_exit_conn(file_conn_t *conn, ngx_msec_t time);
 
-static const char *file_kind(ngx_idempotency_tier_t *tier,
-    const char **sync);
 static int64_t file_now(ngx_idempotency_tier_t *tier);
 static int64_t file_time(ngx_idempotency_tier_sh_t *sh);
 static ngx_msec_t file_msec(void);
@@ -195,7 +193,7 @@ static void file_late_handler(ngx_event_t *ev);
 static const ngx_idempotency_backing_t  file_backing = {
     .soon = FILE_SOON,
     .seldom = FILE_SELDOM,
-    .kind = file_kind,
+    .kind = "file",
     .now = file_now,
     .flush = file_flush,
     .list = file_list,
@@ -576,15 +574,6 @@ file_exit_conn(file_conn_t *conn, ngx_msec_t time)
     if (ngx_idempotency_thread_post(conn->thread) == NGX_OK) {
         (void) ngx_idempotency_thread_wait(conn->thread, time);
     }
-}
-
-
-static const char *
-file_kind(ngx_idempotency_tier_t *tier, const char **sync)
-{
-    *sync = tier->strict ? "strict" : "batched";
-
-    return "file";
 }
 
 

@@ -171,16 +171,15 @@ typedef struct {
 } left_t;
 
 
-static ngx_idempotency_tier_t *redis_again(ngx_conf_t *cf,
+static ngx_idempotency_tier_t *redis_unnamed(ngx_conf_t *cf,
     ngx_idempotency_tier_t *old);
 static ngx_int_t redis_init(ngx_idempotency_tier_t *tier,
     ngx_idempotency_tier_t *old, ngx_log_t *log);
 static ngx_int_t redis_init_process(ngx_idempotency_tier_t *tier,
     ngx_cycle_t *cycle);
-static void redis_flush(ngx_idempotency_tier_t *tier, ngx_msec_t time,
+static void redis_wait(ngx_idempotency_tier_t *tier, ngx_msec_t time,
     ngx_uint_t first);
 static void redis_exit_process(ngx_idempotency_tier_t *tier);
-static const char *redis_kind(ngx_idempotency_tier_t *tier, const char **sync);
 static int64_t redis_now(ngx_idempotency_tier_t *tier);
 static ngx_uint_t redis_nbatches(ngx_idempotency_tier_t *tier);
 static ngx_uint_t redis_up(ngx_idempotency_tier_t *tier);
@@ -234,26 +233,23 @@ static void stamp_log_right(redis_zone_t *redis, stamp_answer_t *answer,
 
 
 static const ngx_idempotency_backing_t  redis_backing = {
-    REDIS_SOON,
-    REDIS_SELDOM,
-
-    redis_kind,
-    redis_now,
-    batch_flush,
-    redis_await,
-    redis_list,
-    stamp_maintain,
-    redis_init,
-    redis_again,
-    NULL,
-    redis_init_process,
-    NULL,
-    redis_flush,
-    redis_exit_process,
-    redis_nbatches,
-    redis_up,
-    stamp_agree,
-    redis_well
+    .soon = REDIS_SOON,
+    .seldom = REDIS_SELDOM,
+    .kind = "redis",
+    .now = redis_now,
+    .flush = batch_flush,
+    .await = redis_await,
+    .list = redis_list,
+    .maintain = stamp_maintain,
+    .init = redis_init,
+    .unnamed = redis_unnamed,
+    .init_process = redis_init_process,
+    .wait = redis_wait,
+    .exit_process = redis_exit_process,
+    .nbatches = redis_nbatches,
+    .up = redis_up,
+    .agree = stamp_agree,
+    .well = redis_well
 };
 
 
@@ -275,14 +271,15 @@ static const ngx_idempotency_error_e  batch_errors[] = {
 
 ngx_int_t
 ngx_idempotency_backing_redis_add(ngx_conf_t *cf,
-    ngx_idempotency_store_t *store, ngx_idempotency_redis_t *block,
-    ngx_str_t *name)
+    ngx_idempotency_store_t *store, ngx_idempotency_redis_t *block)
 {
     u_char                 *p;
+    ngx_str_t              *name;
     redis_zone_t           *redis;
     ngx_idempotency_shm_t  *shm;
 
     shm = store->data;
+    name = &ngx_idempotency_redis_conf(block)->name;
 
     redis = ngx_pcalloc(cf->pool, sizeof(redis_zone_t));
     p = ngx_pnalloc(cf->pool, sizeof("redis \"\"") - 1 + name->len);
@@ -335,7 +332,7 @@ ngx_idempotency_backing_redis_warn(ngx_conf_t *cf,
    block: write-backs of old workers wait for a configuration that names it. */
 
 static ngx_idempotency_tier_t *
-redis_again(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
+redis_unnamed(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
 {
     redis_zone_t  *redis, *was;
 
@@ -462,7 +459,7 @@ redis_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 
 
 static void
-redis_flush(ngx_idempotency_tier_t *tier, ngx_msec_t time, ngx_uint_t first)
+redis_wait(ngx_idempotency_tier_t *tier, ngx_msec_t time, ngx_uint_t first)
 {
     ngx_idempotency_redis_wait(((redis_zone_t *) tier)->redis, time, first);
 }
@@ -476,15 +473,6 @@ redis_exit_process(ngx_idempotency_tier_t *tier)
     if (redis->redis) {
         ngx_idempotency_redis_exit_process(redis->redis);
     }
-}
-
-
-static const char *
-redis_kind(ngx_idempotency_tier_t *tier, const char **sync)
-{
-    *sync = tier->strict ? "strict" : NULL;
-
-    return "redis";
 }
 
 

@@ -13,11 +13,10 @@
 #include "ngx_idempotency_redis.h"
 
 
-/* in the configuration; `name`: the block's, for a zone already made */
+/* in the configuration, for a zone already made */
 
 ngx_int_t ngx_idempotency_backing_redis_add(ngx_conf_t *cf,
-    ngx_idempotency_store_t *store, ngx_idempotency_redis_t *redis,
-    ngx_str_t *name);
+    ngx_idempotency_store_t *store, ngx_idempotency_redis_t *redis);
 
 /* warns once if the zone may have responses of this size, and they may be too
    large for a Redis */
