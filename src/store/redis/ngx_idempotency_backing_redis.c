@@ -230,6 +230,7 @@ static void stamp_why(ngx_idempotency_redis_stamp_t *stamp,
     stamp_answer_t *answer, ngx_str_t *reply);
 static void stamp_log_right(redis_zone_t *redis, stamp_answer_t *answer,
     ngx_uint_t refused);
+static void stamp_log_wrong(redis_zone_t *redis, ngx_uint_t accepts);
 
 
 static const ngx_idempotency_backing_t  redis_backing = {
@@ -1286,14 +1287,6 @@ stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
     ngx_idempotency_shm_t         *shm;
     ngx_idempotency_tier_stamp_t  *s;
 
-    static char  gone_on[] =
-        "idempotency: the %V of zone \"%V\" is gone on with: %V; what it does "
-        "not know is executed again";
-
-    static char  is_refused[] =
-        "idempotency: the %V of zone \"%V\" is refused, %V; to agree to it as "
-        "it is, PUT {\"store\":\"accept\"} to /zones/%V of idempotency_api";
-
     redis = stamp->mark->data;
     shm = redis->tier.shm;
     s = &shm->sh->tier.stamps[stamp - stamp->mark->stamps];
@@ -1339,10 +1332,7 @@ stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
 
         redis->beaten = ngx_current_msec - STAMP_INTERVAL;
 
-        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
-                      (tell == STAMP_DIFFERS) ? gone_on : is_refused,
-                      &redis->tier.name, &shm->store->name,
-                      &stamp->mark->why, &shm->store->name);
+        stamp_log_wrong(redis, tell == STAMP_DIFFERS);
     }
 
     return NGX_ERROR;
@@ -1539,7 +1529,7 @@ stamp_log_right(redis_zone_t *redis, stamp_answer_t *answer,
     ngx_uint_t refused)
 {
     ngx_str_t   *zone;
-    ngx_uint_t   same;
+    ngx_uint_t   same, level;
 
     zone = &redis->tier.shm->store->name;
 
@@ -1554,12 +1544,37 @@ stamp_log_right(redis_zone_t *redis, stamp_answer_t *answer,
     if (refused) {
         same = (answer->identity == answer->known);
 
-        ngx_log_error((same ? NGX_LOG_NOTICE : NGX_LOG_WARN), ngx_cycle->log, 0,
+        level = same ? NGX_LOG_NOTICE : NGX_LOG_WARN;
+
+        ngx_log_error(level, ngx_cycle->log, 0,
                       "idempotency: the %V of zone \"%V\" is %s",
                       &redis->tier.name, zone,
                       same ? "the one that it was"
                            : "used as it is, as somebody has agreed to that");
     }
+}
+
+
+static void
+stamp_log_wrong(redis_zone_t *redis, ngx_uint_t accepts)
+{
+    ngx_str_t  *zone;
+
+    zone = &redis->tier.shm->store->name;
+
+    if (accepts) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" is gone on with: %V; "
+                      "what it does not know is executed again",
+                      &redis->tier.name, zone, &redis->mark.why);
+        return;
+    }
+
+    ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                  "idempotency: the %V of zone \"%V\" is refused, %V; "
+                  "to agree to it as it is, PUT {\"store\":\"accept\"} "
+                  "to /zones/%V of idempotency_api",
+                  &redis->tier.name, zone, &redis->mark.why, zone);
 }
 
 
