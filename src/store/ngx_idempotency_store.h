@@ -350,14 +350,6 @@ struct ngx_idempotency_store_s {
 ngx_int_t ngx_idempotency_shm_zone_add(ngx_conf_t *cf,
     ngx_idempotency_store_t *store, size_t size, ngx_uint_t evict);
 
-/* hints to the processor: a claim of this token will read its bucket, and then
-   the record there */
-
-void ngx_idempotency_shm_prefetch_bucket(ngx_idempotency_store_t *store,
-    u_char *token);
-void ngx_idempotency_shm_prefetch_record(ngx_idempotency_store_t *store,
-    u_char *token);
-
 /* an operator agrees to another backing; NGX_DECLINED: it is none */
 
 ngx_int_t ngx_idempotency_store_agree(ngx_idempotency_store_t *store);
