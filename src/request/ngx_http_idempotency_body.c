@@ -270,9 +270,13 @@ body_feed(void *data, u_char *p, size_t len)
         ngx_idempotency_digest_bytes(&body->running, p, len);
     }
 
-    return body_feed_fields(data, p, len);
+    (void) body_feed_fields(data, p, len);
+
+    return NGX_OK;
 }
 
+
+/* NGX_DECLINED: all fields are found */
 
 static ngx_int_t
 body_feed_fields(void *data, u_char *p, size_t len)
@@ -288,7 +292,7 @@ body_feed_fields(void *data, u_char *p, size_t len)
         (void) ngx_idempotency_fields_feed(body->fields, p, len);
     }
 
-    return NGX_OK;
+    return (body->fields && body->fields->done) ? NGX_DECLINED : NGX_OK;
 }
 
 

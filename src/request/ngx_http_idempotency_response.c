@@ -151,13 +151,21 @@ ngx_http_idempotency_header_next(ngx_http_request_t *r, char *name,
 
     for (part = &r->headers_in.headers.part; part; part = part->next) {
         h = part->elts;
+        i = 0;
 
-        for (i = 0; i < part->nelts; i++) {
+        if (last) {
 
-            if (last) {
-                last = (last == &h[i]) ? NULL : last;
+            if (last < h || last >= h + part->nelts) {
+                continue;
+            }
 
-            } else if (ngx_http_idempotency_header_is(&h[i], name, len)) {
+            i = last - h + 1;
+            last = NULL;
+        }
+
+        for ( /* void */ ; i < part->nelts; i++) {
+
+            if (ngx_http_idempotency_header_is(&h[i], name, len)) {
                 return &h[i];
             }
         }
