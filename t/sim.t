@@ -7,7 +7,7 @@
 # what fails here is a finding, and util/sim --seed repeats it and tells its story.
 # Over a Redis the first ones run again in each real server that is here.
 #
-# Environment: TEST_SIM_SEEDS: how many a commit has for itself (default: 3000)
+# Environment: TEST_SIM_SEEDS: how many a commit has for itself (default: 2000)
 
 use strict;
 use warnings;
@@ -37,7 +37,7 @@ $ENV{PATH} .= ':' . ($ENV{BUILD_DIR} // "$root/build") . '/valkey/bin';
 
 my $build = $ENV{BUILD_DIR} // "$root/build";
 my $fixed = "--list '$root/t/sim/seeds' --from 1 --count 300";
-my $seeds = $ENV{TEST_SIM_SEEDS} // 3000;
+my $seeds = $ENV{TEST_SIM_SEEDS} // 2000;
 
 # they need no disk
 $ENV{TMPDIR} = '/dev/shm' if -w '/dev/shm';
