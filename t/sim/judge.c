@@ -392,7 +392,7 @@ excuse(exec_t *e, req_t *q, exec_t *again)
 
     /* its lease was over the moment that the server's clock was set */
 
-    if (q->claim.retry && again->lapsed) {
+    if (q->token % 2 && again->lapsed) {
         return "its claim had lapsed, which nobody can know";
     }
 
