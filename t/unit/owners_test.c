@@ -126,6 +126,42 @@ unit_case("a file of its own, and nothing else in its place")
 }
 
 
+unit_case("one way to a file")
+{
+    int   a, b, ours, again, theirs;
+    char  name[160], other[160];
+
+    snprintf(name, sizeof(name), "%s-owners", path);
+    snprintf(other, sizeof(other), "%s-others", path);
+
+    a = opened();
+    check_equal(rename(name, other), 0);
+    b = opened();
+
+    ours = open(path, O_RDWR|O_CREAT, 0600);
+    again = open(path, O_RDWR);
+    theirs = open(path, O_RDWR);
+
+    check_equal(ngx_idempotency_owners_only(ours, a), NGX_OK);
+    check_equal(ngx_idempotency_owners_only(theirs, b), NGX_BUSY);
+
+    /* who was refused is in nobody's way, though it has the file open */
+
+    check_equal(ngx_idempotency_owners_only(ours, a), NGX_OK);
+    check_equal(ngx_idempotency_owners_only(again, a), NGX_OK);
+
+    close(ours);
+    close(again);
+    check_equal(ngx_idempotency_owners_only(theirs, b), NGX_OK);
+
+    close(theirs);
+    close(a);
+    close(b);
+    check_equal(unlink(path), 0);
+    check_equal(unlink(other), 0);
+}
+
+
 unit_case("numbers: one's own, others', of another store")
 {
     int       a, b, c;

@@ -652,6 +652,10 @@ unit_case("where it can't be, or not by this user")
     refused_by_both("has 2 names");
     check_equal(unlink(other), 0);
 
+    check_equal(chmod(path, 0400), 0);
+    refused_by_both("has the mode 0400");
+    check_equal(chmod(path, 0600), 0);
+
     if (geteuid() == 0) {
         check_equal(chown(path, 0, -1), 0);
         refused_by_both("belongs to user 0, and the workers run as 65534");

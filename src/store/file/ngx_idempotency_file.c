@@ -1526,6 +1526,7 @@ file_started(file_t *file)
     if (work->instance == 0 && file_begin(shm, start, 1) != NGX_OK) {
         ngx_idempotency_start_leave(start);
         (void) close(start->file);
+        start->file = -1;
         return;
     }
 

@@ -61,6 +61,7 @@ typedef struct {
 static ngx_int_t owners_set(int fd, short type, off_t byte);
 static ngx_uint_t owners_held(int fd, off_t from, off_t n);
 static ngx_uint_t owners_held_but(int fd, off_t from, off_t to, off_t but);
+static ngx_uint_t owners_other_way(int file, off_t byte);
 static int witness_open(const char *path, int flags);
 static witness_slot_t *witness_newer(int fd, witness_slot_t *slots);
 
@@ -164,6 +165,9 @@ ngx_idempotency_owners_unlock(int fd, off_t byte)
 }
 
 
+/* who has another way takes no lock, or it would shut out who was there first;
+   of two at the same moment both have taken one, and neither gets in */
+
 ngx_int_t
 ngx_idempotency_owners_only(int file, int fd)
 {
@@ -178,15 +182,25 @@ ngx_idempotency_owners_only(int file, int fd)
            + (((uint64_t) st.st_ino * 0x9e3779b97f4a7c15ULL) >> 8
               ^ (uint64_t) st.st_dev) % (OWNERS_WAYS / 2);
 
+    if (owners_other_way(file, byte)) {
+        return NGX_BUSY;
+    }
+
     if (owners_set(file, F_RDLCK, byte) != NGX_OK) {
         return NGX_ERROR;
     }
 
-    /* length 0 means "to the end" for fcntl() */
+    return owners_other_way(file, byte) ? NGX_BUSY : NGX_OK;
+}
 
+
+/* length 0 means "to the end" for fcntl() */
+
+static ngx_uint_t
+owners_other_way(int file, off_t byte)
+{
     return owners_held(file, OWNERS_WAYS, byte - OWNERS_WAYS)
-           || owners_held(file, byte + 1, 0)
-           ? NGX_BUSY : NGX_OK;
+           || owners_held(file, byte + 1, 0);
 }
 
 

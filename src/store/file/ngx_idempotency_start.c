@@ -718,6 +718,13 @@ start_rights(ngx_idempotency_start_t *start, const char *name,
                             "workers run as %d", name, (int) st->st_uid, user);
     }
 
+    /* nginx -t opens it only to read */
+
+    if ((st->st_mode & 0600) != 0600) {
+        return start_refuse(start, 0, "can't be used: %s has the mode %04o",
+                            name, (int) (st->st_mode & 07777));
+    }
+
     start->open |= (st->st_mode & 077) != 0;
 
     return NGX_OK;
@@ -1527,7 +1534,8 @@ start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     start->fence = meta.fence;
     start->latest = meta.latest;
     start->base = meta.base;
-    start->mark.number = ngx_idempotency_db_number(meta.number + 1);
+    start->mark.number = (ngx_atomic_uint_t)
+                             ngx_idempotency_db_number(meta.number + 1);
 
     /* a new identity, so that processes notice a file that was set back */
 
@@ -1548,7 +1556,8 @@ start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     (void) sqlite3_bind_int64(st, 2, start->latest);
     (void) sqlite3_bind_text(st, 3, start->boot, -1, SQLITE_STATIC);
     (void) sqlite3_bind_int64(st, 4, start->base);
-    (void) sqlite3_bind_int64(st, 5, start->mark.number);
+    (void) sqlite3_bind_int64(st, 5,
+                              ngx_idempotency_db_number(meta.number + 1));
     (void) sqlite3_bind_blob(st, 6, start->mark.identity,
                              NGX_IDEMPOTENCY_MARK_LEN, SQLITE_STATIC);
 
