@@ -1160,6 +1160,9 @@ file_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
 
     for (last = &file->pages; *last; last = &(*last)->next) { /* void */ }
 
+    /* also if the file is refused before the page's turn comes */
+
+    page->rc = NGX_ERROR;
     page->next = NULL;
     *last = page;
 
@@ -1195,7 +1198,6 @@ file_list_run(file_work_t *work, ngx_idempotency_page_t *page)
 
     conn = &work->maintain;
 
-    page->rc = NGX_ERROR;
     page->now = file_time(work->sh);
 
     if (file_open(work, conn, conn->error) != NGX_OK) {
