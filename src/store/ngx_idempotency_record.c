@@ -141,8 +141,11 @@ static const uint8_t
         record_goes
     },
 
+    /* a grant: the question was sent twice, and its first copy came late */
+
     [NGX_IDEMPOTENCY_REMOTE] = {
         record_found,
+        [NGX_IDEMPOTENCY_ON_GRANT] = to(GONE),
         [NGX_IDEMPOTENCY_ON_FAIL] = to(REMOTE),
         record_goes
     },
@@ -329,6 +332,7 @@ record_gone(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
                  && !rec->local);
 
     claimed = (was == NGX_IDEMPOTENCY_FAILED
+               || event == NGX_IDEMPOTENCY_ON_GRANT
                || record_places[was] == record_pending);
 
     if (!forgotten && !(claimed && rec->sent)
