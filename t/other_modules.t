@@ -2,7 +2,7 @@
 
 # Access control of other modules, wherever it stands in the access phase: what
 # it sets counts, whom it turns away is asked for no body and claims nothing.
-# Lua moves its handler behind all others at its first request.
+# Lua moves its handler behind all others at its first request. And its balancer.
 
 use lib 't/lib';
 use Idempotency;
@@ -187,7 +187,39 @@ EOC2
     ok($n->stop, "Lua $order: nginx stops in good order");
 }
 
-SKIP: { skip 'no ngx_http_lua_module for this nginx', 1 unless $lua; pass('Lua') }
+SKIP: {
+    skip 'no ngx_http_lua_module for this nginx', 1 unless $lua;
+
+    # gRPC's request has an output of its own, each time that it is made
+    my $n = nginx(modules => [qw(ndk_http_module ngx_http_lua_module)],
+                  http => <<'EOC', server => <<'EOC2');
+    upstream lua {
+        server 0.0.0.1;
+        balancer_by_lua_block {
+            local balancer = require "ngx.balancer"
+            balancer.set_current_peer("127.0.0.1", tonumber(ngx.var.arg_port))
+            balancer.recreate_request()
+        }
+    }
+EOC
+    idempotency zone=z;
+    add_header X-Status $idempotency_status always;
+    location / { proxy_pass http://lua; }
+    location /grpc { grpc_pass grpc://lua; }
+EOC2
+
+    for (['/', 'http', '200 NEW, 200 REPLAYED'], ['/', 'dead', '502 NEW, 502 NEW'],
+         ['/grpc', 'dead', '502 NEW, 502 NEW'])
+    {
+        my ($at, $to, $told) = @$_;
+        my $uri = "$at?port=" . backend($to);
+
+        is(told(map { $n->post($uri, key => "$at-$to", body => 'b') } 1, 2), $told,
+           "Lua's balancer makes the request anew: $at, $to");
+    }
+
+    ok($n->stop, '... and nginx stops in good order');
+}
 
 
 # --- njs --------------------------------------------------------------------

@@ -138,6 +138,7 @@ static ngx_int_t peer_init(ngx_http_request_t *r,
 static peer_t *peer_once(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static void peer_wrap(peer_t *p);
+static void peer_wrap_output(peer_t *p);
 static ngx_int_t peer_output(void *data, ngx_chain_t *in);
 static ngx_int_t peer_get(ngx_peer_connection_t *pc, void *data);
 static void peer_free(ngx_peer_connection_t *pc, void *data,
@@ -1005,11 +1006,7 @@ peer_once(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     p->upstream = u;
     p->ctx = ctx;
 
-    p->output_filter = u->output.output_filter;
-    p->filter_ctx = u->output.filter_ctx;
-
-    u->output.output_filter = peer_output;
-    u->output.filter_ctx = p;
+    peer_wrap_output(p);
 
     return p;
 }
@@ -1028,6 +1025,25 @@ peer_wrap(peer_t *p)
 
     u->peer.get = peer_get;
     u->peer.free = peer_free;
+}
+
+
+static void
+peer_wrap_output(peer_t *p)
+{
+    ngx_http_upstream_t  *u;
+
+    u = p->upstream;
+
+    if (u->output.filter_ctx == p) {
+        return;
+    }
+
+    p->output_filter = u->output.output_filter;
+    p->filter_ctx = u->output.filter_ctx;
+
+    u->output.output_filter = peer_output;
+    u->output.filter_ctx = p;
 }
 
 
@@ -1065,6 +1081,10 @@ peer_get(ngx_peer_connection_t *pc, void *data)
     p = peer_of(pc);
 
     rc = p->get(pc, data);
+
+    /* Lua's balancer may have made the request anew, and its output with it */
+
+    peer_wrap_output(p);
 
     if (rc == NGX_BUSY || rc == NGX_ERROR) {
         return rc;
