@@ -122,9 +122,6 @@ END {
     if ($$ == $owner) {
         local $?;
         $_->stop for splice @running;
-
-        close $lifeline if $lifeline;
-        waitpid $backend_pid, 0 if $backend_pid;
     }
 }
 
@@ -151,7 +148,9 @@ sub start_backend {
 
     pipe(my $read, $lifeline) or die "pipe: $!";
 
-    $backend_pid = process(sub {
+    # it ends as a child does: others hold the life line, too
+
+    $backend_pid = child(sub {
         fcntl $_, F_SETFD, 0 for $read, map $_->[1], @listen;
         exec $^X, "$lib/backend.pl", fileno $read,
              map "$_->[0]=" . fileno $_->[1], @listen;
