@@ -588,7 +588,8 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
 
 /* A shared backing knows only the lease, which began after the question was
    sent.  If this process stood still since then, or since the answer, the lease
-   may be over, and the claim another machine's. */
+   may be over, and the claim another machine's.  In its last third it may end
+   before it is renewed. */
 
 static ngx_uint_t
 ask_over(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
@@ -596,7 +597,7 @@ ask_over(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
 {
     return ngx_idempotency_tier_shared(tier)
            && (ngx_msec_int_t) (now - rec->recorded)
-              >= (ngx_msec_int_t) rec->lease;
+              >= (ngx_msec_int_t) (rec->lease - rec->lease / 3);
 }
 
 

@@ -454,7 +454,8 @@ round_ends(void)
 }
 
 
-/* the process stood still: who shares what stands behind may have it since */
+/* the process stood still: who shares what stands behind may have it since, or
+   before the lease is renewed */
 
 unit_case("what is granted when its lease may be over is given back")
 {
@@ -465,7 +466,7 @@ unit_case("what is granted when its lease may be over is given back")
     claim(&c, 'a');
     round_ends();
     check_equal(taken(), 1);
-    answers(59999);
+    answers(39999);
     check_equal(asks(&c), NGX_IDEMPOTENCY_CLAIMED);
     complete(&c);
     round_ends();
@@ -475,7 +476,7 @@ unit_case("what is granted when its lease may be over is given back")
     claim(&c, 'b');
     round_ends();
     check_equal(takes(), NGX_IDEMPOTENCY_ITEM_ASK);
-    answers(60000);
+    answers(40000);
     round_ends();
 
     check_equal(takes(), NGX_IDEMPOTENCY_ITEM_RELEASE);
@@ -499,7 +500,7 @@ unit_case("... also behind its answer")
     claim(&c, 'a');
     round_ends();
     answers(10000);
-    ngx_current_msec += 49999;
+    ngx_current_msec += 29999;
     check_equal(asks(&c), NGX_IDEMPOTENCY_CLAIMED);
     complete(&c);
     round_ends();
@@ -509,7 +510,7 @@ unit_case("... also behind its answer")
     claim(&c, 'b');
     round_ends();
     answers(10000);
-    ngx_current_msec += 50000;
+    ngx_current_msec += 30000;
     check_equal(asks(&c), NGX_IDEMPOTENCY_UNAVAILABLE);
     round_ends();
 
