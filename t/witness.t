@@ -464,6 +464,23 @@ for my $way ("VACUUM INTO 'COPY'", '.backup COPY') {
 }
 
 
+# what a burst has left is given back by VACUUM, while nginx is stopped
+
+begin('strict');
+orders(6 .. 200);
+$n->down('QUIT');
+sqlite($file, 'DELETE FROM records WHERE id > 5');
+
+my $large = -s $file;
+
+sqlite($file, 'VACUUM');
+cmp_ok(-s $file, '<', $large, 'VACUUM makes the file smaller');
+$n->up;
+ok(all_of('200 REPLAYED', orders(1 .. 5)), '... and it is the one that it was');
+is(order(200), '200 NEW', '... which is written to');
+$n->stop;
+
+
 # --- another way to it ------------------------------------------------------------
 
 # Also after a reload. Without a master that is done by the process that has the file open; nginx, with or without
