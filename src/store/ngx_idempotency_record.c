@@ -37,6 +37,12 @@
 #include "ngx_idempotency_shm.h"
 
 
+/* a token costs one slot of this size, as the documents say */
+
+typedef char  record_fits_its_slot_t[
+    (sizeof(ngx_idempotency_record_t) <= 256) ? 1 : -1];
+
+
 /* the queues that a record is in, besides its token's tree */
 
 typedef enum {

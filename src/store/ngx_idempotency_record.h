@@ -272,11 +272,6 @@ struct ngx_idempotency_record_s {
     ((rec)->local || (rec)->flush != NGX_IDEMPOTENCY_FLUSHED                 \
      || ngx_idempotency_record_negative(rec))
 
-/* a token costs one slot of this size, as the documents say */
-
-typedef char  ngx_idempotency_record_fits_its_slot_t[
-    (sizeof(ngx_idempotency_record_t) <= 256) ? 1 : -1];
-
 
 /* all of this with the lock held */
 
