@@ -1382,6 +1382,10 @@ tier_watch_handler(ngx_event_t *ev)
         if (ngx_current_msec - tier->watched >= NGX_IDEMPOTENCY_TIER_IDLE) {
             tier->watched = ngx_current_msec;
             queue_retry_aside(tier);
+
+            /* another nginx waits for what a worker had that was killed */
+
+            ngx_idempotency_shm_sweep(tier->shm, ngx_current_msec);
         }
 
         writer_inherit(tier);

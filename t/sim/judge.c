@@ -892,15 +892,6 @@ asked_again(void)
         }
     }
 
-    /* over a file a worker that was told to quit, and killed, leaves claims that
-       only the next one to start or end sees: docs/internals/tests.md */
-
-    for (i = 0; i < NGINX && set.store == SIM_FILE; i++) {
-        nginx_reload(&nginxes[i]);
-    }
-
-    run_until(now + 2000);
-
     for (i = 0; i < TOKENS * NGINX * 2 && !failed; i++) {
         token = i / (NGINX * 2);
         p = proc_serving(&nginxes[i / 2 % NGINX], i % 2);
