@@ -39,11 +39,11 @@
  */
 
 
-#include <openssl/rand.h>
-
 #include "ngx_idempotency_backing_redis.h"
 #include "store/ngx_idempotency_shm.h"
 #include "ngx_idempotency_redis_item.h"
+
+#include <openssl/rand.h>
 
 
 /* how often the backing is asked about remote claims, as a message may be lost:
