@@ -3,11 +3,11 @@
 # A world in one process: two nginx of two workers each, made of the real rooms of
 # store/, over the real db.c and the real scripts of a Redis, with all troubles
 # that there are, decided by a seed. Here are those seeds that ever failed, some
-# hundred others, the same each time, and thousands that each commit has for itself:
+# hundred others, the same each time, and a thousand that each state of src/ has for itself:
 # what fails here is a finding, and util/sim --seed repeats it and tells its story.
 # Over a Redis the first ones run again in each real server that is here.
 #
-# Environment: TEST_SIM_SEEDS: how many a commit has for itself (default: 2000)
+# Environment: TEST_SIM_SEEDS: how many a state of src/ has for itself (default: 1000)
 
 use strict;
 use warnings;
@@ -37,7 +37,7 @@ $ENV{PATH} .= ':' . ($ENV{BUILD_DIR} // "$root/build") . '/valkey/bin';
 
 my $build = $ENV{BUILD_DIR} // "$root/build";
 my $fixed = "--list '$root/t/sim/seeds' --from 1 --count 300";
-my $seeds = $ENV{TEST_SIM_SEEDS} // 2000;
+my $seeds = $ENV{TEST_SIM_SEEDS} // 1000;
 
 # they need no disk
 $ENV{TMPDIR} = '/dev/shm' if -w '/dev/shm';
@@ -49,7 +49,7 @@ holds('never twice, and an end for whoever waits', run($fixed));
 holds("... over a real $_", scalar qx(bash '$root/t/sim/server' $_ $fixed 2>&1))
     for grep seven($_), Resp::servers();
 
-holds('... in worlds of this commit', run('--from ' . first_seed() . " --count $seeds"));
+holds('... in worlds of this src/', run('--from ' . first_seed() . " --count $seeds"));
 
 # whoever repeats a seed has another machine, directory and memory
 {
@@ -62,12 +62,12 @@ holds('... in worlds of this commit', run('--from ' . first_seed() . " --count $
 
 done_testing();
 
-# Each commit begins elsewhere, and a commit always there. Without git, as in a
-# release, it is always the same.
+# Each state of src/ that is committed begins elsewhere, and always there. Without
+# git, as in a release, it is always the same.
 sub first_seed {
-    my ($commit) = qx(git -C '$root' -c safe.directory='*' rev-parse HEAD 2>&1) =~ /^([0-9a-f]{8})/;
+    my ($tree) = qx(git -C '$root' -c safe.directory='*' rev-parse HEAD:src 2>&1) =~ /^([0-9a-f]{8})/;
 
-    return 1_000_000 + hex($commit // 0);
+    return 1_000_000 + hex($tree // 0);
 }
 
 # The scripts' flags are of Redis 7.
