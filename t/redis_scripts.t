@@ -29,6 +29,13 @@ my %script = map { my ($name, $bytes) = /redis_(\w+)_lua\[\] = \{(.*)/s;
                    defined $name ? ($name => join '', map chr hex, $bytes =~ /0x(..)/g) : () }
              split /^static /m, `sh $FindBin::Bin/../util/embed $FindBin::Bin/../src/store/redis/*.lua`;
 
+# Writes since the server began: each one counts for WAIT.
+sub changes {
+    my ($redis) = @_;
+
+    return $redis->command('INFO', 'persistence') =~ /^rdb_changes_since_last_save:(\d+)/m ? $1 : die;
+}
+
 sub run {
     my ($redis, $name, $key, @args) = @_;
 
@@ -392,6 +399,15 @@ sub traps {
     is(run($redis, 'release', 't:m', head('P', \%c), 'PUBLISH', 'l')->[0], 'A',
        '... but no doubt that it left behind when it was sent again');
     is(release($redis, 't:m', \%c)->[0], 'O', '... which its owner may release');
+
+    # who hears that another one is bound forgets its own: replicas must have the other one by then
+
+    claim($redis, 't:s', \%c);
+    my ($was, $changes) = ($redis->command('GET', 't:s'), changes($redis));
+    is(put($redis, 't:s', 'D', { instance => 2, sequence => 5 })->[0], 'S', 'an outcome for which another one is bound');
+    cmp_ok(changes($redis), '>', $changes, '... writes that again, as WAIT counts writes');
+    is($redis->command('GET', 't:s'), $was, '... as it was');
+    cmp_ok($redis->command('PTTL', 't:s'), '>', 0, '... with its end');
 
     # a claim that was made without asking does not hide a doubt
 

@@ -326,10 +326,12 @@ redis_set(lua_State *l)
     k->value = malloc(len + 1);
     memcpy(k->value, value, len);
     k->len = len;
-    k->ends = 0;
 
-    if (lua_gettop(l) > 3) {
+    if (lua_gettop(l) > 4) {
         k->ends = redis_micros / 1000 + (int64_t) luaL_checknumber(l, 5);
+
+    } else if (lua_gettop(l) == 3) {
+        k->ends = 0;
     }
 
     redis_wrote(k);

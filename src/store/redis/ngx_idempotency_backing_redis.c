@@ -756,8 +756,7 @@ batch_answered(redis_batch_t *rb, ngx_idempotency_redis_item_t *ri)
         } else if (call->error == NGX_IDEMPOTENCY_REDIS_UNACKED
                    && (item->result == NGX_IDEMPOTENCY_CLAIMED
                        || (item->what == NGX_IDEMPOTENCY_ITEM_PUT
-                           && item->outcome != NGX_IDEMPOTENCY_PENDING
-                           && item->result == NGX_IDEMPOTENCY_OK)))
+                           && item->outcome != NGX_IDEMPOTENCY_PENDING)))
         {
             ri->maybe = 1;
             why = &call->why;

@@ -26,6 +26,17 @@ end
 
 local known = unpacked(ARGV[1])
 
+-- The zone forgets its outcome then.  A failover must not bring back its claim
+-- alone: so what is here is written again, as WAIT counts writes.
+
+local function stale()
+    if known.state ~= 'P' then
+        redis.call('SET', key, redis.call('GET', key), 'keepttl')
+    end
+
+    return { 'S', stamp }
+end
+
 if is then
     local mine = is.instance == known.instance
 
@@ -37,11 +48,11 @@ if is then
                 redis.call('PEXPIRE', key, math.max(ARGV[3], fences))
             end
 
-            return { 'S', stamp }
+            return stale()
         end
 
     elseif not mine or is.sequence > known.sequence then
-        return { 'S', stamp }
+        return stale()
 
     elseif known.state ~= 'D' and known.state ~= 'N' then
 
@@ -54,8 +65,11 @@ if is then
            or is.state == 'U' and known.state == 'P'
               and (is.sequence == known.sequence or known.status == 0)
         then
-            return { is.sequence == known.sequence and is.state == 'U' and 'A'
-                     or 'S', stamp }
+            if is.sequence == known.sequence and is.state == 'U' then
+                return { 'A', stamp }
+            end
+
+            return stale()
         end
     end
 
