@@ -265,6 +265,18 @@ sub response {
 }
 
 
+# Whether nginx has a connection with a client of this test: the states of TCP but
+# those of who listens or has closed.
+
+sub connected {
+    my $port = sprintf ':%04X', server_port_for_client();
+
+    open my $f, '<', '/proc/net/tcp' or return 0;
+
+    return scalar grep { /^ *\d+: [0-9A-F]+$port \S+ (?!0[6A])/ } <$f>;
+}
+
+
 sub check_replays {
     my ($block, @statuses) = @_;
 
@@ -389,6 +401,9 @@ my $send = $Test::Nginx::Util::RunTestHelper;
 
 $Test::Nginx::Util::RunTestHelper = sub {
     my ($block, $dry_run, $i) = @_;
+
+    # what nginx has not closed yet it may not have logged either
+    until_true { connected() <= @pending } 2 if !$dry_run;
 
     my $at = -s $access_log // 0;
     my $executed = executions();
