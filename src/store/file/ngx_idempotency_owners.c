@@ -165,8 +165,11 @@ ngx_idempotency_owners_unlock(int fd, off_t byte)
 }
 
 
-/* who has another way takes no lock, or it would shut out who was there first;
-   of two at the same moment both have taken one, and neither gets in */
+/* Locks the byte of the way by which this process reaches the file.  NGX_BUSY:
+   another process came by another way.  The locks of others are looked at
+   first: a process that is refused must keep no lock, as that would refuse the
+   processes that came before it.  Two that come at the same moment by different
+   ways both lock, and both are refused. */
 
 ngx_int_t
 ngx_idempotency_owners_only(int file, int fd)
