@@ -12,6 +12,7 @@ use POSIX ();
 
 use Idempotency;
 use Restart;
+use Rows;
 use Stress;
 
 
@@ -414,6 +415,12 @@ for my $case (
     # removed while it is used, but for its log: or else a new one
 
     is(order($n, 'log' . ++$keys), '200 NEW', 'while it is used');
+
+    # ... and synced: what its witness is told later would make it anew
+
+    my $number = sqlite($file, 'SELECT number FROM meta');
+
+    until_true { grep { $_ == $number } map { unpack "x${_}x24Q<", slurp("$file-witness") } 0, 512 };
     unlink $file;
 
     refused('... it is removed', qr/"\Q$file\E" is gone, and has left \Q$file\E-w/, other => 1, in_use => 1);
