@@ -20,6 +20,7 @@ typedef struct {
     ngx_uint_t                      token;
     uint64_t                        fence;
     ngx_msec_t                      at;
+    uint64_t                        wrote;
     ngx_uint_t                      lapsed;
     ngx_uint_t                      forgotten;
     /* as of an execution */
@@ -62,6 +63,16 @@ static ngx_uint_t closed(exec_t *e);
 /* --- what the store has heard, and forgotten ------------------------------ */
 
 
+/* what is later than that may be lost without it: of several writes within a
+   millisecond a replica may have the first ones alone */
+
+static uint64_t
+wrote(void)
+{
+    return (set.store == SIM_REDIS) ? sim_redis_writes() : now;
+}
+
+
 void
 judge_granted(uint64_t instance, ngx_uint_t token, uint64_t fence)
 {
@@ -79,6 +90,7 @@ judge_granted(uint64_t instance, ngx_uint_t token, uint64_t fence)
     g->token = token;
     g->fence = fence;
     g->at = now;
+    g->wrote = wrote();
 }
 
 
@@ -104,8 +116,9 @@ judge_told_doubt(uint64_t instance, ngx_uint_t token, uint64_t fence)
 
     e = exec_of(instance, token, fence);
 
-    if (e) {
+    if (e && !e->shown) {
         e->shown = now;
+        e->showed = wrote();
     }
 }
 
@@ -127,12 +140,18 @@ judge_heard(uint64_t instance, ngx_uint_t token, uint64_t fence,
         return;
     }
 
-    if ((e->told || e->shown) && !outcome && !closed(e)) {
+    /* its doubt may have ended while all stood still */
+
+    if ((e->told || (e->shown && now + ahead < e->shown + set.window))
+        && !outcome && !closed(e))
+    {
         fault("a renewal of execution %u takes back what the store had",
               (unsigned) e->n);
     }
 
     e->heard = now;
+    e->wrote = wrote();
+    e->shown = 0;
     e->granted = 1;
     e->told |= outcome;
 }
@@ -187,16 +206,15 @@ gone(exec_t *e)
  */
 
 void
-judge_forgets(ngx_msec_t since, ngx_uint_t refused)
+judge_forgets(uint64_t since, ngx_uint_t refused)
 {
-    exec_t      *e;
-    grant_t     *g;
-    ngx_msec_t   began;
+    exec_t   *e;
+    grant_t  *g;
 
     forgot = 1;
 
     for (g = grants; g < grants + ngrants; g++) {
-        if (g->at >= since) {
+        if (g->wrote >= since) {
             g->refused = (refused && !g->refused) ? now : g->refused;
             g->forgotten |= !refused && !set.strict;
         }
@@ -204,23 +222,22 @@ judge_forgets(ngx_msec_t since, ngx_uint_t refused)
 
     for (e = execs; e < execs + nexecs; e++) {
 
-        e->shown = (e->shown >= since) ? 0 : e->shown;
+        e->shown = (e->showed >= since) ? 0 : e->shown;
 
-        if (e->heard < since) {
+        if (e->wrote < since) {
             continue;
         }
 
-        began = e->claimed ? e->claimed : e->began;
-
         e->refused = (refused && !e->refused) ? now : e->refused;
         e->forgotten |= !refused && !set.strict;
-        e->unknown |= (began >= since);
+        e->unknown |= (e->granting >= since);
         e->untold |= e->told;
         e->told = 0;
 
         /* renewals are not waited for, and lost with the rest */
 
-        e->heard = ngx_min(e->heard, began);
+        e->heard = e->claimed ? e->claimed : e->began;
+        e->wrote = e->granting;
 
         if (refused || !set.strict) {
             e->sure = 0;
@@ -519,6 +536,7 @@ judge_execution(req_t *q)
     e->fence = q->claim.fence;
     e->began = now;
     e->heard = now;
+    e->granting = e->wrote = wrote();
     e->alone = (q->claim.alone && set.store != SIM_MEMORY);
 
     for (g = grants; g < grants + ngrants; g++) {
@@ -526,6 +544,7 @@ judge_execution(req_t *q)
             && g->instance == e->instance)
         {
             e->claimed = e->heard = g->at;
+            e->granting = e->wrote = g->wrote;
             e->granted = 1;
             e->alone = 0;
             e->lapsed = (g->lapsed && ahead);

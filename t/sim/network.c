@@ -444,7 +444,7 @@ connections_cut(void)
 void
 redis_fails_over(ngx_msec_t away)
 {
-    ngx_msec_t  since;
+    uint64_t  since;
 
     tell("the Redis fails over, and is away for %lu ms", (unsigned long) away);
 
@@ -456,8 +456,8 @@ redis_fails_over(ngx_msec_t away)
     connections_cut();
 
     if (since) {
-        tell("what was written in the last %lu ms is lost",
-             (unsigned long) (now - since));
+        tell("the last %lu of what was written are lost",
+             (unsigned long) (replicated + 1 - since));
         judge_forgets(since, 0);
     }
 }

@@ -19,14 +19,6 @@
 #define REDIS_WRITES   8192
 
 
-/* a key as it was behind a write, and when that was */
-
-typedef struct {
-    redis_key_t                     key;
-    ngx_msec_t                      at;
-} redis_write_t;
-
-
 typedef struct {
     u_char                         *text;
     size_t                          len;
@@ -36,7 +28,8 @@ typedef struct {
 
 static lua_State      *redis_lua;
 static redis_key_t     redis_keys[REDIS_KEYS], redis_replica[REDIS_KEYS];
-static redis_write_t   redis_writes[REDIS_WRITES];
+/* as each one was behind a write */
+static redis_key_t     redis_writes[REDIS_WRITES];
 /* all of them, and those that the replica has: numbers, from one on */
 static uint64_t        redis_written, redis_followed;
 static redis_script_t  redis_scripts[REDIS_SCRIPTS];
@@ -116,7 +109,7 @@ sim_redis_writes(void)
 static void
 redis_wrote(redis_key_t *k)
 {
-    redis_write_t  *w;
+    redis_key_t  *w;
 
     w = &redis_writes[redis_written++ % REDIS_WRITES];
 
@@ -125,8 +118,7 @@ redis_wrote(redis_key_t *k)
         exit(2);
     }
 
-    redis_key_copy(&w->key, k);
-    w->at = now;
+    redis_key_copy(w, k);
 }
 
 
@@ -136,20 +128,19 @@ sim_redis_follow(uint64_t n)
     redis_key_t  *k;
 
     while (redis_followed < n) {
-        k = &redis_writes[redis_followed++ % REDIS_WRITES].key;
+        k = &redis_writes[redis_followed++ % REDIS_WRITES];
         redis_key_copy(redis_key(redis_replica, k->key, 1), k);
     }
 }
 
 
-ngx_msec_t
+uint64_t
 sim_redis_fail_over(void)
 {
+    uint64_t    since;
     ngx_uint_t  i;
-    ngx_msec_t  since;
 
-    since = (redis_followed < redis_written)
-            ? redis_writes[redis_followed % REDIS_WRITES].at : 0;
+    since = (redis_followed < redis_written) ? redis_followed + 1 : 0;
     redis_followed = redis_written;
 
     for (i = 0; i < REDIS_KEYS; i++) {

@@ -159,11 +159,11 @@ ngx_idempotency_redis_reply_t *sim_redis_call(ngx_str_t *text,
     void (*publish)(u_char *key, size_t len));
 
 /* its writes, by number: so many there are; the replica has so many; and it
-   takes the master's place: since when what was written is lost, or 0 */
+   takes the master's place: the first one that is lost, or 0 */
 
 uint64_t sim_redis_writes(void);
 void sim_redis_follow(uint64_t n);
-ngx_msec_t sim_redis_fail_over(void);
+uint64_t sim_redis_fail_over(void);
 
 
 #endif /* _SIM_H_INCLUDED_ */

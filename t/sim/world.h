@@ -177,8 +177,13 @@ struct exec_s {
     ngx_uint_t                      told;
     ngx_uint_t                      untold;
     ngx_uint_t                      outdone;
-    /* somebody was told that it is in doubt, and when */
+    /* since when the store has it in doubt, as somebody was told */
     ngx_msec_t                      shown;
+    /* what the store had written by then: by its grant, when it heard of it
+       last, when it was in doubt */
+    uint64_t                        granting;
+    uint64_t                        wrote;
+    uint64_t                        showed;
     /* executed by `local` */
     ngx_uint_t                      alone;
     ngx_uint_t                      releasing;
@@ -497,13 +502,13 @@ void judge_limited(req_t *q);
 void judge_log(nginx_t *g, ngx_uint_t level, char *text);
 /* the store has granted a claim; has said that one is in doubt; has heard of an
    execution; was asked for a token, and may take over what is silent; has
-   forgotten what it heard since */
+   forgotten what it heard since: a time, or a Redis' write */
 void judge_granted(uint64_t instance, ngx_uint_t token, uint64_t fence);
 void judge_told_doubt(uint64_t instance, ngx_uint_t token, uint64_t fence);
 void judge_heard(uint64_t instance, ngx_uint_t token, uint64_t fence,
     ngx_uint_t outcome, ngx_uint_t stale);
 void judge_lapses(ngx_uint_t token);
-void judge_forgets(ngx_msec_t since, ngx_uint_t refused);
+void judge_forgets(uint64_t since, ngx_uint_t refused);
 void judge_agreed(void);
 void judge_clock(int64_t step);
 /* a worker, or all of an nginx, is no more */
