@@ -27,9 +27,9 @@
           header = 'Idempotency-Key',
           page = document,
           once = page.documentElement.dataset,
-          attributes = page.currentScript?.dataset || {},
-          label = attributes.submitting || 'Submitting\u2026',
-          ignored = [name, ...(attributes.ignore || '').split(' ')],
+          given = page.currentScript?.dataset || {},
+          label = given.submitting || 'Submitting\u2026',
+          ignored = [name, ...(given.ignore || '').split(' ')],
           forms = HTMLFormElement.prototype,
           submit = forms.submit,
           states = new WeakMap(),
@@ -40,8 +40,8 @@
     let last, aside;
 
     // ahead of the page's own handlers, so that they see one submit, too
-    const on = (types, handler, target = page) => types.split(' ').forEach(
-                   type => target.addEventListener(type, handler, true));
+    const on = (types, call, target = page) => types.split(' ').forEach(
+                   type => target.addEventListener(type, call, true));
 
     // twice in a page is once too often
     if (once.submissionToken) {
@@ -120,6 +120,8 @@
               at = performance.now(),
               state = stateOf(form),
               old = state.now,
+              // a button that says "Submitting..." had another value
+              value = (old?.button == button ? old : button)?.value,
               stays = aside || !/^_(self|parent|top)$/i.test(
                                    option('target', base?.target || '_self'));
 
@@ -127,8 +129,8 @@
             return true;
         }
 
-        const print = digest([url, button?.name, button?.value], new FormData(form)),
-              sent = { form, button, event, state, url, at, stays, print, open: 1 };
+        const print = digest([url, button?.name, value], new FormData(form)),
+              sent = { form, button, value, event, state, url, at, stays, print, open: 1 };
 
         // after a while it may be a download again, and the server knows best;
         // a handler that calls form.submit() is a part of the first
@@ -176,12 +178,12 @@
     // htmx has the request in detail, since version 4 in detail.ctx
     function onRequest(event) {
         const form = event.target,
-              detail = event.detail.ctx || event.detail,
-              request = detail.request || detail.fetchOptions || detail,
+              info = event.detail.ctx || event.detail,
+              request = info.request || info.fetchOptions || info,
               data = request.formData || request.body
                      || new Map(Object.entries(request.parameters || {})),
-              url = new URL(detail.url || request.path || request.action, page.baseURI),
-              cause = detail.triggeringEvent || detail.sourceEvent || event;
+              url = new URL(info.url || request.path || request.action, page.baseURI),
+              cause = info.triggeringEvent || info.sourceEvent || event;
 
         if (form.tagName == 'FORM' && ours(url) && !request.headers[header]
             && !/^get$/i.test(request.verb || request.method)
@@ -195,9 +197,9 @@
 
     // after an error of the server, or "still in progress", it is tried again
     function onAnswer(event) {
-        const detail = event.detail.ctx || event.detail,
-              status = (detail.xhr || detail.response
-                        || detail.fetchResponse?.response)?.status;
+        const info = event.detail.ctx || event.detail,
+              status = (info.xhr || info.response
+                        || info.fetchResponse?.response)?.status;
 
         if (status && status < 500 && status != 409) {
             stateOf(event.target).end = event.timeStamp;
