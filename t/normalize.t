@@ -310,7 +310,7 @@ my @x = map { my $b = $_; my ($type, $all) = @{multipart($b, @::a)};
            '!=', form($odd, $::a[0] =~ s/Disp/disp/r, $::a[1]) ],
          [ form($odd =~ s/"\w+"/"csrf"/r), '!=', form($odd =~ s/"\w+"/"csrf"/r =~ s/3\z/4/r) ]) }
   'name="a"; name="b"', 'name="b"; name="a"', 'name="a"; name*=b', 'name*=b; name="a"',
-  'name="a"; name*0=b', 'name="a"; filename=x; filename=y' ]
+  'name="a"; name*0=b', 'name*=b', 'name="a"; filename=x; filename=y' ]
 
 === TEST 14: multipart: a delimiter may be cut anywhere
 --- framing: 0 1 2 3 4 5 6 7

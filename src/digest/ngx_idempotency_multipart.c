@@ -941,6 +941,10 @@ part_disposition(part_t *part, ngx_str_t *value)
         if (ngx_idempotency_equal(&name, "name")) {
             to = &part->name;
 
+        } else if (ngx_idempotency_begins(&name, "name*")) {
+            to = &part->name;
+            part->ambiguous = 1;
+
         } else if (ngx_idempotency_equal(&name, "filename")) {
             to = &part->filename;
 
@@ -948,7 +952,6 @@ part_disposition(part_t *part, ngx_str_t *value)
             to = &part->extended;
 
         } else if (name.len + text.len) {
-            part->ambiguous |= ngx_idempotency_begins(&name, "name*");
             part_other(part, 'p', &name, &text);
             continue;
 

@@ -305,9 +305,10 @@ sub disposition {
 
         $value =~ s/[ \t]+\z// if defined $value && !defined $2;
 
+        $part->{ambiguous} |= $name =~ s/^name\*.*/name/s;
+
         if ($name !~ /^(?:name|filename\*?)$/) {
             next if $name eq '' && ($value // '') eq '';
-            $part->{ambiguous} |= $name =~ /^name\*/;
             $others .= 'p' . lengthy($name) . lengthy($value // '');
             next;
         }
