@@ -52,6 +52,7 @@ location /raw { idempotency_normalize off; proxy_pass http://backend; }
 location /keep { idempotency_keep 2xx 3xx; proxy_pass http://backend; }
 location /down { proxy_pass http://$TEST_NGINX_DEAD; }
 location /identity { idempotency_identity $http_x_user; proxy_pass http://backend; }
+location /constant { idempotency_identity nobody; proxy_pass http://backend; }
 location /scope { idempotency_scope $http_x_scope; proxy_pass http://backend; }
 --- request
 POST /whole?status=303&h=Location:%20/thanks%3Fn=1&h=X-A:%201&h=X-A:%202
@@ -93,14 +94,14 @@ X-Key: []
 [map { my $who = $_; form((map "$who\n$_", @::addresses, @::browsers) x 2) } @::shared]
 --- idempotency_status eval: CORE::join '', ('NEW ' x 4 . 'REPLAYED ' x 4) x @::shared
 
-=== TEST 6: ... a user of an application, too; who is none is another one
---- request
-POST /identity
-a=1
+=== TEST 6: ... a user of an application, too; who is none is another one; a constant is nobody
+--- request eval: [("POST /identity\na=1") x 8, ("POST /constant\na=1") x 8]
 --- more_headers eval
 [form(map("X-User: a\n$_", @::addresses, 'Cookie: s=1', 'Cookie: s=2'),
-      'X-User: b', '', 'X-User: b', '')]
---- idempotency_status: NEW REPLAYED REPLAYED REPLAYED NEW NEW REPLAYED REPLAYED
+      'X-User: b', '', 'X-User: b', '',
+      @::addresses, @::browsers, map "$_\nCookie: s=1", @::addresses, @::browsers)]
+--- idempotency_status eval
+'NEW REPLAYED REPLAYED REPLAYED NEW NEW REPLAYED REPLAYED ' . 'NEW ' x 4 . 'REPLAYED ' x 4
 
 === TEST 7: the order of headers does not count, nor do those that nobody is known by
 --- request eval: [("POST /order\na=1") x 4]

@@ -352,15 +352,19 @@ bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
  * A token made of the content must tell clients apart, which no key does.  So
  * the identity is a part of it.  A client with an identity may change its
  * network.  Clients without one may share an address or a credential:
- * User-Agent and Accept-Language tell them apart.
+ * User-Agent and Accept-Language tell them apart.  A constant identity is that
+ * of all clients, and tells none apart.
  */
 
 static void
 bind_content(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_str_t *scope, u_char kind, u_char *token)
 {
-    ngx_str_t                 value;
-    ngx_idempotency_digest_t  d;
+    ngx_str_t                      value;
+    ngx_idempotency_digest_t       d;
+    ngx_http_idempotency_value_t  *identity;
+
+    identity = ctx->conf->identity;
 
     ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
                                 NGX_IDEMPOTENCY_FINGERPRINT_VERSION, kind);
@@ -376,7 +380,9 @@ bind_content(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     ngx_idempotency_digest_field(&d, &value);
 
-    if (!ctx->identified) {
+    if (!ctx->identified
+        || (identity && identity->constant && !identity->script.lengths))
+    {
         ngx_idempotency_digest_field(&d, &r->connection->addr_text);
         bind_lines(r, &d, "user_agent");
         bind_lines(r, &d, "accept_language");
