@@ -289,7 +289,6 @@ made();
 my $whole = slurp($file);
 
 for my $case (
-    [ 'empty', '', qr/"\Q$file\E" is empty, what it knew is lost; restore it, or remove/ ],
     [ 'no database', 'hello', qr/"\Q$file\E" is a file of another program, or damaged;/ ],
     [ 'zeros', "\0" x 8192, qr/"\Q$file\E" is a file of another program, or damaged;/ ],
     [ 'cut off', substr($whole, 0, 8192),
@@ -305,6 +304,8 @@ for my $case (
     refused($name, $why);
 }
 
+spew($file, '');
+refused('empty', qr/"\Q$file\E" is empty, and has left \Q$file\E-witness;/, other => 1);
 unlink $file;
 spew("$file-wal", 'something');
 chmod 0600, "$file-wal";

@@ -34,7 +34,8 @@ my $group = $nobody && getgrgid((getpwnam 'nobody')[3]);
 
 chmod 0755, $tmp;
 
-my ($dir, $file, $n, %as);
+my ($dir, $n, %as);
+our $file;
 my ($dirs, $keys) = (0, 0);
 
 
@@ -211,7 +212,28 @@ $n->down('QUIT');
 unlink "$file-witness";
 $n->up;
 is(order('w'), '200 NEW', '... whoever removes the witness has agreed');
-$n->stop;
+
+# its index tells of the log, in batched even of what the witness does not know yet
+
+for my $agrees ('by PUT', 'by the witness') {
+    begin('batched');
+    $n->down('KILL');
+    unlink "$file-wal";
+    $n->up;
+    refused("without its log, $agrees", 'is without \S+-wal, which had what was written last|is older than it was');
+
+    if ($agrees eq 'by PUT') {
+        agrees('without its log');
+
+    } else {
+        $n->down('QUIT');
+        unlink "$file-witness";
+        $n->up;
+        is(order('w'), '200 NEW', '... whoever removes the witness has agreed');
+    }
+
+    $n->stop;
+}
 
 
 # --- another one, or none ---------------------------------------------------------
@@ -234,6 +256,17 @@ $n->up;
 refused('no file', 'is gone, and has left \S+-witness');
 agrees('no file');
 is(order(1), '200 NEW', '... which knows nothing');
+$n->down('QUIT');
+truncate $file, 0;
+$n->up;
+refused('emptied', 'is empty, and has left \S+-witness');
+agrees('emptied');
+is(order(1), '200 NEW', '... which knows nothing');
+$n->down('QUIT');
+truncate $file, 0;
+unlink "$file-witness";
+$n->up;
+is(order(1), '200 NEW', '... whoever removes the witness has agreed');
 $n->restart('KILL');
 like(order(1), qr/^(?:200 REPLAYED|409 IN_DOUBT)$/, '... but what was claimed since');
 $n->stop;
@@ -499,17 +532,29 @@ for (['a master'], ['no master', main => "master_process off;\n", workers => 0])
     spew("$dir/alone/z.db");
     chown $nobody, -1, "$dir/alone", "$dir/alone/z.db" if $nobody;
 
-    skip 'nothing can be mounted', 4
+    skip 'nothing can be mounted', 12
         if $> || system("mount --bind $file $dir/alone/z.db 2>/dev/null") != 0;
 
     my %by = (%as, main => '', workers => 1);
     my $first = $n;
 
     $by{http} =~ s{\Q$file\E}{$dir/alone/z.db};
-    $n = outliving(%by, allow => qr/the state file/);
-    like($n->log, qr/\[alert\] .* is used by an nginx that has another way to it/, 'a mount of the file alone is refused');
-    is(order(1), '503 UNAVAILABLE', '... nothing is executed twice');
-    $n->stop;
+
+    my ($ok, $said) = config_test(%by);
+    ok(!$ok && $said =~ /\[emerg\].* is used by an nginx that has another way to it/, 'a mount of the file alone: nginx -t fails')
+        or diag($said);
+
+    {
+        local $file = "$dir/alone/z.db";
+
+        $n = outliving(%by, allow => qr/the state file/);
+        refused('a mount of the file alone', 'is used by an nginx that has another way to it');
+        is(order(1), '503 UNAVAILABLE', '... nothing is executed twice');
+        is(api('PUT', '/zones/z', '{"store":"accept"}')->{status}, 204, '... somebody agrees');
+        ok((until_true { $n->log =~ /can't be agreed to: it is used by an nginx/ }), '... in vain, as it is in use');
+        is(order(1), '503 UNAVAILABLE', '... and nothing is executed twice');
+        $n->stop;
+    }
 
     system("umount $dir/alone/z.db");
 

@@ -61,6 +61,7 @@ typedef struct {
 static ngx_int_t owners_set(int fd, short type, off_t byte);
 static ngx_uint_t owners_held(int fd, off_t from, off_t n);
 static ngx_uint_t owners_held_but(int fd, off_t from, off_t to, off_t but);
+static off_t owners_way(int fd);
 static ngx_uint_t owners_other_way(int file, off_t byte);
 static int witness_open(const char *path, int flags);
 static witness_slot_t *witness_newer(int fd, witness_slot_t *slots);
@@ -174,16 +175,13 @@ ngx_idempotency_owners_unlock(int fd, off_t byte)
 ngx_int_t
 ngx_idempotency_owners_only(int file, int fd)
 {
-    off_t        byte;
-    struct stat  st;
+    off_t  byte;
 
-    if (fstat(fd, &st) == -1) {
+    byte = owners_way(fd);
+
+    if (byte == OWNERS_WAYS) {
         return NGX_ERROR;
     }
-
-    byte = OWNERS_WAYS + 1
-           + (((uint64_t) st.st_ino * 0x9e3779b97f4a7c15ULL) >> 8
-              ^ (uint64_t) st.st_dev) % (OWNERS_WAYS / 2);
 
     if (owners_other_way(file, byte)) {
         return NGX_BUSY;
@@ -194,6 +192,51 @@ ngx_idempotency_owners_only(int file, int fd)
     }
 
     return owners_other_way(file, byte) ? NGX_BUSY : NGX_OK;
+}
+
+
+/* no lock is set, and the file may be one that SQLite has open nowhere here */
+
+ngx_uint_t
+ngx_idempotency_owners_otherwise(const char *path)
+{
+    int         file, fd;
+    ngx_uint_t  other;
+
+    file = open(path, O_RDONLY|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
+
+    if (file == -1) {
+        return 0;
+    }
+
+    fd = ngx_idempotency_owners_open(path, 0);
+    other = owners_other_way(file, owners_way(fd));
+
+    if (fd != -1) {
+        (void) close(fd);
+    }
+
+    (void) close(file);
+
+    return other;
+}
+
+
+/* the byte of the way by which this -owners was found; without one it is none
+   that anybody locks */
+
+static off_t
+owners_way(int fd)
+{
+    struct stat  st;
+
+    if (fstat(fd, &st) == -1) {
+        return OWNERS_WAYS;
+    }
+
+    return OWNERS_WAYS + 1
+           + (((uint64_t) st.st_ino * 0x9e3779b97f4a7c15ULL) >> 8
+              ^ (uint64_t) st.st_dev) % (OWNERS_WAYS / 2);
 }
 
 

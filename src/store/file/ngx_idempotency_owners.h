@@ -89,6 +89,11 @@ void ngx_idempotency_owners_unlock(int fd, off_t byte);
 
 ngx_int_t ngx_idempotency_owners_only(int file, int fd);
 
+/* the same for nginx -t, which locks nothing: whether anybody has the file open
+   by another way; no process of ours may have it open */
+
+ngx_uint_t ngx_idempotency_owners_otherwise(const char *path);
+
 /* NGX_DECLINED: there is no witness, or neither of its slots is whole;
    NGX_ERROR: it can't be read, see ngx_errno */
 

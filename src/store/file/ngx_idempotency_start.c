@@ -104,7 +104,7 @@ static ngx_int_t start_directory(ngx_idempotency_start_t *start);
 static ngx_int_t start_files(ngx_idempotency_start_t *start);
 static ngx_int_t start_rights(ngx_idempotency_start_t *start, const char *name,
     struct stat *st);
-static ngx_int_t start_log_is_there(ngx_idempotency_start_t *start);
+static ngx_uint_t start_log_is_lost(const char *path);
 static ngx_int_t start_header(ngx_idempotency_start_t *start);
 static ssize_t start_read(const char *name, void *buf, size_t len);
 static ngx_uint_t start_number(u_char *p);
@@ -118,6 +118,7 @@ static ngx_int_t start_witness(ngx_idempotency_start_t *start);
 static ngx_int_t start_make(ngx_idempotency_start_t *start);
 static ngx_int_t start_hold(ngx_idempotency_start_t *start, const char *name);
 static void start_remove_logs(const char *name);
+static ngx_int_t start_refuse_way(ngx_idempotency_start_t *start);
 static void start_clocks(ngx_idempotency_start_t *start);
 
 static ngx_int_t start_test(ngx_idempotency_start_t *start);
@@ -605,9 +606,7 @@ start_check(ngx_idempotency_start_t *start)
     start->made = 0;
     start->other = 0;
 
-    return (start_directory(start) == NGX_OK
-            && start_files(start) == NGX_OK
-            && start_log_is_there(start) == NGX_OK)
+    return (start_directory(start) == NGX_OK && start_files(start) == NGX_OK)
            ? start_header(start) : NGX_ERROR;
 }
 
@@ -678,12 +677,7 @@ start_files(ngx_idempotency_start_t *start)
         }
 
         if (i == 0) {
-            start->found = 1;
-
-            if (st.st_size == 0) {
-                return start_refuse(start, 0, "is empty, what it knew is lost; "
-                                    START_REMEDY);
-            }
+            start->found = (st.st_size != 0);
 
         } else if (i <= START_LOGS) {
             start->left |= (st.st_size != 0);
@@ -736,34 +730,24 @@ start_rights(ngx_idempotency_start_t *start, const char *name,
  * without its log tells whether the log had commits that the file lacks.
  */
 
-static ngx_int_t
-start_log_is_there(ngx_idempotency_start_t *start)
+static ngx_uint_t
+start_log_is_lost(const char *path)
 {
-    char         name[START_NAME], *path;
+    char         name[START_NAME];
     uint32_t     index[INDEX_WORDS];
     struct stat  st;
 
-    path = (char *) start->path.data;
-
     (void) snprintf(name, START_NAME, "%s-wal", path);
 
-    if (!start->found || start->agreed || lstat(name, &st) == 0) {
-        return NGX_OK;
+    if (lstat(name, &st) == 0) {
+        return 0;
     }
 
     (void) snprintf(name, START_NAME, "%s-shm", path);
 
-    if (start_read(name, index, sizeof(index)) != sizeof(index)
-        || index[0] != INDEX_VERSION
-        || index[INDEX_LOGGED] <= index[INDEX_FILED])
-    {
-        return NGX_OK;
-    }
-
-    return start_refuse(start, 0,
-                        "is without %s-wal, which had what was written last; "
-                        "restore that, or remove %s* to begin anew", path,
-                        path);
+    return start_read(name, index, sizeof(index)) == sizeof(index)
+           && index[0] == INDEX_VERSION
+           && index[INDEX_LOGGED] > index[INDEX_FILED];
 }
 
 
@@ -1020,26 +1004,38 @@ start_instance(ngx_idempotency_start_t *start)
 }
 
 
-/* the witness is read before the file: others may advance both meanwhile */
+/* the witness is read before the file: others may advance both meanwhile;
+   who removes it agrees to a file without its log, and to an empty one */
 
 static ngx_int_t
 start_witness(ngx_idempotency_start_t *start)
 {
-    ngx_int_t  rc;
+    char       *path;
+    ngx_int_t   rc;
 
-    rc = ngx_idempotency_witness_read((char *) start->path.data, &start->mark);
+    path = (char *) start->path.data;
+
+    rc = ngx_idempotency_witness_read(path, &start->mark);
 
     start->marked = (rc == NGX_OK);
     start->witness = (rc == NGX_ERROR) ? ngx_errno : 0;
 
-    if (start->found || start->agreed || !(start->marked || start->left)) {
+    if (start->agreed
+        || (start->found ? !(start->marked && start_log_is_lost(path))
+                         : !(start->marked || start->left)))
+    {
         return NGX_OK;
     }
 
     start->other = 1;
 
-    return start_refuse(start, 0, "is gone, and has left %s-%s",
-                        (char *) start->path.data,
+    if (start->found) {
+        return start_refuse(start, 0, "is without %s-wal, which had what was "
+                            "written last", path);
+    }
+
+    return start_refuse(start, 0, "is %s, and has left %s-%s",
+                        access(path, F_OK) == 0 ? "empty" : "gone", path,
                         start->left ? "wal" : "witness");
 }
 
@@ -1126,16 +1122,31 @@ start_hold(ngx_idempotency_start_t *start, const char *name)
     }
 
     if (ngx_idempotency_owners_only(start->file, start->owners) != NGX_OK) {
-        return start_refuse(start, 0,
-                            "is used by an nginx that has another way to it, "
-                            "with another log and other locks: a mount of the "
-                            "file alone, or of one of its names; mount its "
-                            "directory");
+
+        /* this may have locked its way, and would keep the others out */
+
+        if (!start->agreed) {
+            start_close(&start->file);
+        }
+
+        return start_refuse_way(start);
     }
 
     start_clocks(start);
 
     return ngx_idempotency_start_database(name, start);
+}
+
+
+static ngx_int_t
+start_refuse_way(ngx_idempotency_start_t *start)
+{
+    start->other = 1;
+
+    return start_refuse(start, 0,
+                        "is used by an nginx that has another way to it, with "
+                        "another log and other locks: a mount of the file "
+                        "alone, or of one of its names; mount its directory");
 }
 
 
@@ -1268,6 +1279,10 @@ start_test(ngx_idempotency_start_t *start)
 
     if (!start->found) {
         return NGX_OK;
+    }
+
+    if (ngx_idempotency_owners_otherwise((char *) start->path.data)) {
+        return start_refuse_way(start);
     }
 
     p = uri + snprintf(uri, sizeof(uri), "file:");
