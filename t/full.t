@@ -35,6 +35,7 @@ sub start_nginx {
     location /dry { idempotency_dry_run on; proxy_pass http://$TEST_NGINX_BACKEND; }
     location /similar { idempotency_similar reject; proxy_pass http://$TEST_NGINX_BACKEND; }
     location /long { idempotency_window 1d; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /figures/ { idempotency_api; }
 EOC
 }
 
@@ -256,6 +257,8 @@ for my $before (0, 1) {
         until told($r) ne '200 NEW' || ++$i == 500;
 
     is(told($r), '503 UNAVAILABLE', 'idempotency_similar: full');
+    like($n->get('/figures/zones/z')->{body}, qr/"unavailable":1,"abandoned"/,
+         '... and counted');
     is(executions($id), $i, '... what was refused was not executed');
     is(told(one('s0', "/similar?id=$id", 'i=0')), '200 REPLAYED',
        '... what was stays');

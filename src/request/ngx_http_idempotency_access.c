@@ -1821,6 +1821,8 @@ similar_claimed(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return NGX_OK;
 
     default: /* NGX_IDEMPOTENCY_UNAVAILABLE */
+        ngx_idempotency_stats_add(ctx->conf->store->counters->unavailable, 1);
+
         return similar_refuse(r, ctx, NGX_HTTP_IDEMPOTENCY_STATUS_UNAVAILABLE);
     }
 }
