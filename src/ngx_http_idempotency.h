@@ -25,7 +25,7 @@ typedef enum {
     /* the verdict needs no store: there is no key, a bad one, or a bypass */
     NGX_HTTP_IDEMPOTENCY_STATE_JUDGED,
     /* token and fingerprint are known */
-    NGX_HTTP_IDEMPOTENCY_STATE_BOUND,
+    NGX_HTTP_IDEMPOTENCY_STATE_DIGESTED,
     /* the store was asked; or the request is replayed, refused or let
        through */
     NGX_HTTP_IDEMPOTENCY_STATE_DECIDED,
@@ -115,29 +115,27 @@ typedef struct {
        made each */
     ngx_array_t                       *subrequests;
 
-    /*
-     * In this order: the header was captured; the upstream is at work;
-     * trailers may follow; gRPC trailers must follow; the last byte was
-     * captured; the response is too large to be kept; a part of it does not
-     * pass our filters; two words of X-Accel-Idempotency; a content handler
-     * was there; an earlier one may have executed the request and did not
-     * answer; an earlier one that is no upstream handed the request on, so the
-     * next one answers for both; the last one came behind an error_page.
-     */
-
+    /* the header was captured; the upstream is at work; the last byte was
+       captured */
     unsigned                           answered:1;
     unsigned                           live:1;
+    unsigned                           whole:1;
+    /* trailers may follow; gRPC trailers must follow */
     unsigned                           trailers:1;
     unsigned                           grpc:1;
-    unsigned                           whole:1;
+    /* not kept: too large; or a part of it does not pass our filters */
     unsigned                           too_large:1;
     unsigned                           partial:1;
+    /* the words of X-Accel-Idempotency */
     unsigned                           says_release:1;
     unsigned                           says_keep:1;
+    /* a content handler has run; the last one came behind an error_page */
     unsigned                           handled:1;
+    unsigned                           error_page:1;
+    /* an earlier one may have executed the request and did not answer; or is no
+       upstream, and handed the request on: the next one answers for both */
     unsigned                           doubt:1;
     unsigned                           delegated:1;
-    unsigned                           error_page:1;
 } ngx_http_idempotency_capture_t;
 
 
@@ -164,7 +162,7 @@ typedef struct {
     unsigned                           gone:1;
     /* a content handler other than nginx's for static files has run since the
        claim: an upstream may have been asked */
-    unsigned                           handled:1;
+    unsigned                           handler_ran:1;
 } ngx_http_idempotency_client_t;
 
 
@@ -229,7 +227,7 @@ typedef struct {
     /* the identity is one client's, and not shared by many */
     ngx_uint_t                         identified;
     /* when the store answered the claim */
-    ngx_msec_t                         answered;
+    ngx_msec_t                         answered_at;
     /* NULL without idempotency_similar */
     ngx_http_idempotency_similar_t    *similar;
 
@@ -257,8 +255,8 @@ typedef struct {
 
 /* token and fingerprint are known */
 
-#define ngx_http_idempotency_bound(ctx)                                      \
-    ((ctx)->state >= NGX_HTTP_IDEMPOTENCY_STATE_BOUND                        \
+#define ngx_http_idempotency_has_token(ctx)                                  \
+    ((ctx)->state >= NGX_HTTP_IDEMPOTENCY_STATE_DIGESTED                     \
      && (ctx)->verdict == NGX_HTTP_IDEMPOTENCY_STATUS_NEW)
 
 /* the request has no key, and its content stands for one */
@@ -334,7 +332,7 @@ char *ngx_http_idempotency_guard(ngx_conf_t *cf, ngx_command_t *cmd,
 void ngx_http_idempotency_log(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_status_e kind,
     ngx_uint_t level, const char *fmt, ...);
-void ngx_http_idempotency_log_rest(void);
+void ngx_http_idempotency_log_suppressed(void);
 
 /* claims and outcomes are logged one step below refusals and replays */
 
@@ -370,7 +368,7 @@ extern const char
 /* observe/variables.c */
 
 ngx_int_t ngx_http_idempotency_add_variables(ngx_conf_t *cf);
-ngx_uint_t ngx_http_idempotency_is_own(ngx_str_t *name);
+ngx_uint_t ngx_http_idempotency_is_own_variable(ngx_str_t *name);
 
 
 #endif /* _NGX_HTTP_IDEMPOTENCY_H_INCLUDED_ */

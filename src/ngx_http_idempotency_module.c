@@ -60,12 +60,12 @@ static void ngx_http_idempotency_merge_response(
 static void ngx_http_idempotency_merge_status(
     ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
-static ngx_uint_t key_next_variable(ngx_str_t *text, ngx_str_t *name,
+static ngx_uint_t next_variable(ngx_str_t *text, ngx_str_t *name,
     size_t *constant);
 static ngx_int_t key_variables(ngx_conf_t *cf,
     ngx_http_idempotency_key_t *key);
-static ngx_uint_t key_begins(ngx_str_t *name, char *prefix);
-static ngx_int_t key_name(ngx_conf_t *cf, ngx_array_t *names, u_char *start,
+static ngx_uint_t variable_begins(ngx_str_t *name, char *prefix);
+static ngx_int_t add_lower(ngx_conf_t *cf, ngx_array_t *names, u_char *start,
     u_char *last);
 static ngx_int_t find_fields(ngx_conf_t *cf, ngx_array_t *names);
 static ngx_module_t *find_module(ngx_conf_t *cf, char *name);
@@ -404,7 +404,7 @@ ngx_http_idempotency_exit_process(ngx_cycle_t *cycle)
     if (ngx_http_idempotency_cycle) {
         ngx_idempotency_engine.exit_process(ngx_http_idempotency_cycle);
         ngx_idempotency_file_exit_process();
-        ngx_http_idempotency_log_rest();
+        ngx_http_idempotency_log_suppressed();
     }
 }
 
@@ -620,10 +620,10 @@ merge_store(ngx_conf_t *cf, ngx_http_idempotency_loc_conf_t *conf,
 {
     void  ***location;
 
-    ngx_http_idempotency_bind_settings(conf);
+    ngx_http_idempotency_digest_settings(conf);
     warn_content(cf, conf);
 
-    if (conf->store->most) {
+    if (conf->store->max_response) {
         ngx_idempotency_backing_redis_warn(cf, conf->store,
                                            conf->max_response);
     }
@@ -654,8 +654,8 @@ ngx_http_idempotency_merge_response(ngx_http_idempotency_loc_conf_t *prev,
     conf->max_response = conf->max_response_given;
 
     if (conf->max_response == NGX_CONF_UNSET_SIZE) {
-        conf->max_response = (conf->store && conf->store->most)
-                             ? conf->store->most : 1024 * 1024;
+        conf->max_response = (conf->store && conf->store->max_response)
+                             ? conf->store->max_response : 1024 * 1024;
     }
 
     ngx_conf_merge_str_value(conf->replay_header, prev->replay_header,
@@ -705,15 +705,15 @@ find_fields(ngx_conf_t *cf, ngx_array_t *names)
     for (i = 0; i < cmcf->variables.nelts; i++) {
         name = &v[i].name;
 
-        if (!key_begins(name, NGX_HTTP_IDEMPOTENCY_FIELD)) {
+        if (!variable_begins(name, NGX_HTTP_IDEMPOTENCY_FIELD)) {
             continue;
         }
 
         rc = NGX_OK;
 
         if (names
-            && key_name(cf, names, name->data + NGX_HTTP_IDEMPOTENCY_FIELD_LEN,
-                        name->data + name->len)
+            && add_lower(cf, names, name->data + NGX_HTTP_IDEMPOTENCY_FIELD_LEN,
+                         name->data + name->len)
                != NGX_OK)
         {
             return NGX_ERROR;
@@ -1309,8 +1309,8 @@ ngx_http_idempotency_compile(ngx_conf_t *cf, ngx_str_t *text,
     value->constant = 0;
     value->of_cookies = 1;
 
-    while (key_next_variable(&rest, &name, &value->constant)) {
-        value->of_cookies &= key_begins(&name, "cookie_");
+    while (next_variable(&rest, &name, &value->constant)) {
+        value->of_cookies &= variable_begins(&name, "cookie_");
     }
 
     return NGX_OK;
@@ -1336,10 +1336,10 @@ compile_value(ngx_conf_t *cf, ngx_str_t *text)
 }
 
 
-/* finds $name, ${name} or $1; all other text is constant */
+/* finds the next $name, ${name} or $1; all other text is constant */
 
 static ngx_uint_t
-key_next_variable(ngx_str_t *text, ngx_str_t *name, size_t *constant)
+next_variable(ngx_str_t *text, ngx_str_t *name, size_t *constant)
 {
     u_char      *p, *last;
     ngx_uint_t   brace;
@@ -1463,26 +1463,26 @@ key_variables(ngx_conf_t *cf, ngx_http_idempotency_key_t *key)
     never = 1;
     constant = 0;
 
-    while (key_next_variable(&text, &name, &constant)) {
+    while (next_variable(&text, &name, &constant)) {
 
-        if (ngx_http_idempotency_is_own(&name)) {
+        if (ngx_http_idempotency_is_own_variable(&name)) {
             continue;
         }
 
         rc = NGX_OK;
         never = 0;
 
-        if (key_begins(&name, NGX_HTTP_IDEMPOTENCY_FIELD)) {
-            rc = key_name(cf, &key->fields,
-                          name.data + NGX_HTTP_IDEMPOTENCY_FIELD_LEN,
-                          name.data + name.len);
+        if (variable_begins(&name, NGX_HTTP_IDEMPOTENCY_FIELD)) {
+            rc = add_lower(cf, &key->fields,
+                           name.data + NGX_HTTP_IDEMPOTENCY_FIELD_LEN,
+                           name.data + name.len);
 
-        } else if (key_begins(&name, "http_")) {
-            rc = key_name(cf, &key->headers, name.data + 5,
-                          name.data + name.len);
+        } else if (variable_begins(&name, "http_")) {
+            rc = add_lower(cf, &key->headers, name.data + 5,
+                           name.data + name.len);
 
-        } else if (!key_begins(&name, "arg_")
-                   && !key_begins(&name, "cookie_"))
+        } else if (!variable_begins(&name, "arg_")
+                   && !variable_begins(&name, "cookie_"))
         {
             key->indirect = 1;
         }
@@ -1507,7 +1507,7 @@ key_variables(ngx_conf_t *cf, ngx_http_idempotency_key_t *key)
 /* whether a variable has this prefix and a name behind it, as $http_name */
 
 static ngx_uint_t
-key_begins(ngx_str_t *name, char *prefix)
+variable_begins(ngx_str_t *name, char *prefix)
 {
     size_t  len;
 
@@ -1521,7 +1521,7 @@ key_begins(ngx_str_t *name, char *prefix)
 /* adds a name in lower case, which ends with a zero */
 
 static ngx_int_t
-key_name(ngx_conf_t *cf, ngx_array_t *names, u_char *start, u_char *last)
+add_lower(ngx_conf_t *cf, ngx_array_t *names, u_char *start, u_char *last)
 {
     ngx_str_t  *name;
 

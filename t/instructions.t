@@ -33,7 +33,7 @@ my $counts = File::Temp->newdir('callgrind-XXXXXX', TMPDIR => 1);
 # clock is not counted: timers, and what a claim does to set one.
 
 my $mark = 'guard_handler';
-my @by_the_clock = qw(log_suppressed ngx_idempotency_worker_owns shm_expire_handler workers_poll_handler
+my @by_the_clock = qw(log_timer_handler ngx_idempotency_worker_owns shm_expire_handler workers_poll_handler
                       workers_sign_handler);
 my ($object) = module_path() =~ m{([^/]+)$};
 my $symbols = slurp(module_path());

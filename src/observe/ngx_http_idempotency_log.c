@@ -51,15 +51,13 @@ const ngx_http_idempotency_outcome_t
     { "in_doubt", "in doubt" }
 };
 
-/* names of the bits of claim.differs */
-
 const char  *ngx_http_idempotency_differs_names[NGX_IDEMPOTENCY_STATS_DIFFERS]
     = { "action", "identity", "body", "settings" };
 
 
 static ngx_uint_t log_admits(ngx_uint_t level,
     ngx_http_idempotency_status_e kind);
-static void log_suppressed(ngx_event_t *ev);
+static void log_timer_handler(ngx_event_t *ev);
 static u_char *log_found(ngx_http_idempotency_ctx_t *ctx, u_char *text);
 static void count_wait(ngx_http_idempotency_ctx_t *ctx,
     ngx_idempotency_counters_t *counters);
@@ -70,9 +68,6 @@ static ngx_event_t       log_event;
 /* nginx's debug log takes the data of a timer for a connection */
 static ngx_connection_t  log_nobody;
 
-
-/* A line about a request: behind the text stand the token, its zone and the
-   token's record. */
 
 void
 ngx_http_idempotency_log(ngx_http_request_t *r,
@@ -103,7 +98,7 @@ ngx_http_idempotency_log(ngx_http_request_t *r,
                   "idempotency%*s%s, token: %*xs, zone: \"%V\"%*s",
                   (size_t) (last - text), text,
                   ctx->conf->dry_run ? ", dry run" : "",
-                  ngx_http_idempotency_bound(ctx)
+                  ngx_http_idempotency_has_token(ctx)
                       ? (size_t) NGX_IDEMPOTENCY_DIGEST_LEN : 0,
                   ctx->claim.op.token, &ctx->conf->store->name,
                   (size_t) (p - found), found);
@@ -135,7 +130,7 @@ log_admits(ngx_uint_t level, ngx_http_idempotency_status_e kind)
     limit->suppressed++;
 
     if (!log_event.timer_set) {
-        log_event.handler = log_suppressed;
+        log_event.handler = log_timer_handler;
         log_event.data = &log_nobody;
         log_event.log = ngx_cycle->log;
         log_event.cancelable = 1;
@@ -148,9 +143,9 @@ log_admits(ngx_uint_t level, ngx_http_idempotency_status_e kind)
 
 
 static void
-log_suppressed(ngx_event_t *ev)
+log_timer_handler(ngx_event_t *ev)
 {
-    ngx_http_idempotency_log_rest();
+    ngx_http_idempotency_log_suppressed();
 }
 
 
@@ -158,7 +153,7 @@ log_suppressed(ngx_event_t *ev)
    ends */
 
 void
-ngx_http_idempotency_log_rest(void)
+ngx_http_idempotency_log_suppressed(void)
 {
     ngx_str_t    *name;
     ngx_uint_t    i;
@@ -192,7 +187,7 @@ log_found(ngx_http_idempotency_ctx_t *ctx, u_char *text)
     u_char                   *p;
     ngx_idempotency_found_t  *found;
 
-    if (!ngx_http_idempotency_bound(ctx)) {
+    if (!ngx_http_idempotency_has_token(ctx)) {
         return text;
     }
 

@@ -60,8 +60,8 @@ typedef struct {
     size_t                          offset;
     const figure_names_t           *names;
     /* a figure of the backing; a figure that only a readable zone has */
-    unsigned                        store:1;
-    unsigned                        gauge:1;
+    unsigned                        backing:1;
+    unsigned                        readable:1;
 } figure_t;
 
 #define figure_of(name)                                                      \
@@ -245,8 +245,8 @@ ngx_http_idempotency_metrics(ngx_http_request_t *r,
 
         for (i = 0; i < n; i++) {
 
-            if ((figure->store && zones[i].figures.kind == NULL)
-                || (figure->gauge && !zones[i].known))
+            if ((figure->backing && zones[i].figures.kind == NULL)
+                || (figure->readable && !zones[i].known))
             {
                 continue;
             }

@@ -94,7 +94,7 @@ ngx_http_idempotency_add_variables(ngx_conf_t *cf)
 /* whether the name is in this table, which has no fields of the body */
 
 ngx_uint_t
-ngx_http_idempotency_is_own(ngx_str_t *name)
+ngx_http_idempotency_is_own_variable(ngx_str_t *name)
 {
     variable_t  *v;
 
@@ -235,11 +235,11 @@ variable_text(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
                ? NGX_OK : NGX_DECLINED;
 
     case variable_token:
-        return ngx_http_idempotency_bound(ctx)
+        return ngx_http_idempotency_has_token(ctx)
                ? variable_hex(r, ctx->claim.op.token, value) : NGX_DECLINED;
 
     case variable_digest:
-        return ngx_http_idempotency_bound(ctx)
+        return ngx_http_idempotency_has_token(ctx)
                ? variable_hex(r, ctx->body.digest, value) : NGX_DECLINED;
 
     case variable_reason:
@@ -368,7 +368,7 @@ variable_left(ngx_http_idempotency_ctx_t *ctx)
         return -1;
 
     } else {
-        ends = ctx->answered + claim->found.left;
+        ends = ctx->answered_at + claim->found.left;
     }
 
     /* rounded up: by then the token is free */

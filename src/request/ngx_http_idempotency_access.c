@@ -4,7 +4,7 @@
  * handlers, and the table of states by which a request passes them; its claim
  * with its limits (window, age of the key, quota); the wait for the store's
  * answer or for another request's outcome; the claim on the content
- * (idempotency_similar); and the report of the outcome, which capture.c tells.
+ * (idempotency_similar); and the report of the outcome, which capture.c finds.
  * How a claim is kept is the store's.
  *
  * The preaccess handler, in front of all access control, notes that a request
@@ -135,7 +135,7 @@ static void access_judge(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t access_read(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t access_bind(ngx_http_request_t *r,
+static ngx_int_t access_digest(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t access_obey(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
@@ -205,9 +205,9 @@ static access_step_pt  access_table[][3] = {
 
     /* UNSEEN   */  { access_look, access_look,  NULL },
     /* KEYED    */  { access_read, access_read,  NULL },
-    /* READING  */  { access_bind, access_bind,  NULL },
+    /* READING  */  { access_digest, access_digest, NULL },
     /* JUDGED   */  { access_pass, access_obey,  NULL },
-    /* BOUND    */  { access_pass, access_claim, NULL },
+    /* DIGESTED */  { access_pass, access_claim, NULL },
     /* DECIDED  */  { access_pass, access_carry, access_answered },
     /* OWNER    */  { access_pass, access_carry, similar_claimed },
     /* SETTLED  */  { access_pass, access_carry, NULL },
@@ -495,7 +495,7 @@ access_read(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 static ngx_int_t
-access_bind(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+access_digest(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     if (ctx->body.reading) {
 
@@ -518,7 +518,7 @@ access_bind(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         }
     }
 
-    if (ngx_http_idempotency_bind(r, ctx) != NGX_OK) {
+    if (ngx_http_idempotency_digest_request(r, ctx) != NGX_OK) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
@@ -528,7 +528,7 @@ access_bind(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                    (size_t) NGX_IDEMPOTENCY_DIGEST_LEN,
                    ctx->claim.fingerprint);
 
-    ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_BOUND;
+    ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_DIGESTED;
 
     return NGX_OK;
 }
@@ -710,7 +710,7 @@ access_answered(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return access_claim_again(r, ctx);
     }
 
-    ctx->answered = ngx_current_msec;
+    ctx->answered_at = ngx_current_msec;
     ctx->wait.overdue = 0;
 
     switch (ctx->claim.op.result) {

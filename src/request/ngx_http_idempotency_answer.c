@@ -35,6 +35,7 @@ typedef struct {
     ngx_pool_t                  *pool;
     ngx_file_t                   file;
 
+    /* the record: the address of its zone's counters tells which zone it is */
     ngx_idempotency_counters_t  *zone;
     uint64_t                     fence;
     size_t                       size;
@@ -318,7 +319,7 @@ static refusal_t  refuse_unreadable[] = {
     }
 };
 
-/* most often a client sends its key without quotes */
+/* idempotency_key_format sf-string: most often the quotes are missing */
 
 static refusal_t  refuse_unquoted = {
     .title = ngx_string("Malformed idempotency key"),
@@ -931,11 +932,8 @@ page_is_path(u_char *p, u_char *last)
 }
 
 
-/*
- * NGX_DONE: the request is finalized; NGX_OK: this is a dry run; NGX_DECLINED:
- * the response belongs to another client.  A response is not sent if its
- * location has gone, as the settings of its filters have gone with it.
- */
+/* A response is not sent if its location has gone, as the settings of its
+   filters have gone with it. */
 
 ngx_int_t
 ngx_http_idempotency_replay(ngx_http_request_t *r,
@@ -1426,7 +1424,7 @@ location_id(location_entry_t *entry, location_entry_t *parent)
     clcf = location_core(entry);
 
     ngx_idempotency_digest_init(&d, NULL, NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
-                                NGX_IDEMPOTENCY_DIGEST_PLACE);
+                                NGX_IDEMPOTENCY_DIGEST_LOCATION);
 
     s.data = parent->id;
     s.len = NGX_HTTP_IDEMPOTENCY_LOCATION_LEN;

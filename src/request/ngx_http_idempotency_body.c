@@ -36,10 +36,10 @@ static ngx_int_t body_begin(ngx_http_request_t *r,
 static void body_handler(ngx_http_request_t *r);
 static ngx_int_t body_feed(void *data, u_char *p, size_t len);
 static ngx_int_t body_feed_fields(void *data, u_char *p, size_t len);
-static ngx_int_t body_raw(void *data, u_char *p, size_t len);
+static ngx_int_t body_digest_piece(void *data, u_char *p, size_t len);
 static ngx_int_t body_canonical(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static ngx_int_t body_fields(ngx_http_request_t *r,
+static ngx_int_t body_end_fields(ngx_http_request_t *r,
     ngx_http_idempotency_body_t *body);
 static void body_digest_init(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, const ngx_idempotency_kind_t *kind);
@@ -64,7 +64,7 @@ static ngx_uint_t key_unread(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_key_t *source);
 static ngx_uint_t key_repeated(ngx_http_request_t *r,
     ngx_http_idempotency_key_t *source);
-static ngx_uint_t key_browsers(ngx_http_request_t *r,
+static ngx_uint_t key_of_browser(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf);
 static ngx_int_t key_unquote(ngx_http_request_t *r, ngx_str_t *key);
 static ngx_int_t key_lower(ngx_http_request_t *r, ngx_str_t *key);
@@ -297,7 +297,7 @@ body_feed_fields(void *data, u_char *p, size_t len)
 
 
 static ngx_int_t
-body_raw(void *data, u_char *p, size_t len)
+body_digest_piece(void *data, u_char *p, size_t len)
 {
     ngx_http_idempotency_body_t  *body = data;
 
@@ -323,10 +323,10 @@ ngx_http_idempotency_digest_body(ngx_http_request_t *r,
 
         body_digest_init(r, ctx, NULL);
 
-        rc = body_each(r, -1, body_raw, &ctx->body);
+        rc = body_each(r, -1, body_digest_piece, &ctx->body);
     }
 
-    if (rc != NGX_OK || body_fields(r, &ctx->body) != NGX_OK) {
+    if (rc != NGX_OK || body_end_fields(r, &ctx->body) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -369,7 +369,7 @@ body_canonical(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 /* the body has ended: fields that were not found by now are missing */
 
 static ngx_int_t
-body_fields(ngx_http_request_t *r, ngx_http_idempotency_body_t *body)
+body_end_fields(ngx_http_request_t *r, ngx_http_idempotency_body_t *body)
 {
     if (body->fields == NULL) {
         return NGX_OK;
@@ -642,10 +642,10 @@ field_coded(ngx_http_request_t *r)
 
 
 /*
- * names: of ngx_str_t, NULL for all.  The reason is noted for the refusal.  A
- * value with control characters, for which the variable is empty, can't be a
- * key.  With NULL such values are no error, as the text of a textarea has line
- * ends.
+ * Whether one of these fields, or with NULL any, may be in the body and can't
+ * be read: the reason is noted for the refusal.  Or a named one has control
+ * characters: its variable is empty, so it can't be a key.  Not so with NULL,
+ * as the text of a textarea has line ends.
  */
 
 static ngx_uint_t
@@ -824,7 +824,7 @@ field_printable(ngx_str_t *s)
 }
 
 
-/* NEW: the key is good, or the content stands for it */
+/* NEW: there is a valid key, or the content stands for it */
 
 ngx_http_idempotency_status_e
 ngx_http_idempotency_key(ngx_http_request_t *r,
@@ -842,7 +842,7 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
 
     for (i = 0; i < ctx->conf->keys->nelts && key->len == 0; i++) {
 
-        if (source[i].header && key_browsers(r, ctx->conf)) {
+        if (source[i].header && key_of_browser(r, ctx->conf)) {
             continue;
         }
 
@@ -953,13 +953,13 @@ key_repeated(ngx_http_request_t *r, ngx_http_idempotency_key_t *source)
 
 
 /*
- * For a form that a browser sends by itself the browser may make the key: a
- * new one each time, so that two clicks are two operations.  Such a key is
- * ignored: the content, or a field of the form, stands for it.
+ * Whether a browser has made the key, for a form that it sends by itself: a new
+ * key each time, so that two clicks are two operations.  Such a key is ignored:
+ * the content, or a field of the form, stands for it.
  */
 
 static ngx_uint_t
-key_browsers(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf)
+key_of_browser(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf)
 {
     if ((conf->missing_key != NGX_HTTP_IDEMPOTENCY_MISSING_KEY_CONTENT
          && conf->missing_key != NGX_HTTP_IDEMPOTENCY_MISSING_KEY_FORM)

@@ -83,16 +83,14 @@ static outcome_row_t  outcome_table[] = {
     { 0,                         0,          NGX_IDEMPOTENCY_DONE }
 };
 
-/* a status is in the list always; with a Retry-After; or with a Retry-After
-   that the application itself has sent */
+/* Statuses that mean that the request was not carried out: always, or with a
+   Retry-After, or with a Retry-After that the application itself has sent. */
 
 typedef enum {
     outcome_by_status = 0,
     outcome_by_after,
     outcome_by_origin
 } outcome_by_e;
-
-/* the statuses that mean that the request was not carried out */
 
 typedef struct {
     ngx_uint_t  status;
@@ -156,7 +154,7 @@ static ngx_buf_t *capture_room(ngx_http_request_t *r,
     ngx_http_idempotency_capture_t *capture);
 static ngx_int_t capture_add(ngx_http_request_t *r,
     ngx_http_idempotency_capture_t *capture, ngx_buf_t *b);
-static void capture_check(ngx_http_request_t *r,
+static void capture_settle(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_uint_t last);
 static ngx_uint_t capture_ends(ngx_http_request_t *r,
     ngx_http_idempotency_capture_t *capture, ngx_uint_t last);
@@ -189,7 +187,7 @@ static ngx_int_t postpone_add(ngx_http_request_t *r,
 static ngx_buf_t *postpone_buf(ngx_http_request_t *r,
     ngx_http_idempotency_postpone_t *postpone, ngx_buf_t *b);
 static ngx_int_t ngx_http_idempotency_filter_init(ngx_conf_t *cf);
-static ngx_int_t ngx_http_idempotency_init_module(ngx_cycle_t *cycle);
+static ngx_int_t ngx_http_idempotency_filter_init_module(ngx_cycle_t *cycle);
 static void outcome_attempt(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_uint_t outcome_upstream(ngx_http_request_t *r,
@@ -223,7 +221,7 @@ ngx_module_t  ngx_http_idempotency_filter_module = {
     NULL,                                  /* module directives */
     NGX_HTTP_MODULE,                       /* module type */
     NULL,                                  /* init master */
-    ngx_http_idempotency_init_module,      /* init module */
+    ngx_http_idempotency_filter_init_module, /* init module */
     NULL,                                  /* init process */
     NULL,                                  /* init thread */
     NULL,                                  /* exit thread */
@@ -513,7 +511,7 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         capture->expected = 0;
     }
 
-    capture_check(r, ctx, 0);
+    capture_settle(r, ctx, 0);
 }
 
 
@@ -550,8 +548,7 @@ capture_head(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the response is not kept, as only a part of it passes here, or is a part of
-   it */
+/* the response is not kept, as a part of it doesn't pass here */
 
 static void
 capture_partial(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
@@ -679,7 +676,7 @@ capture_body(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         }
     }
 
-    capture_check(r, ctx, last);
+    capture_settle(r, ctx, last);
 
     /* the upstream has broken off, and the rest is only flushed: the outcome
        need not wait until the client has taken it */
@@ -814,8 +811,10 @@ capture_add(ngx_http_request_t *r, ngx_http_idempotency_capture_t *capture,
 }
 
 
+/* settles the outcome as soon as it is certain */
+
 static void
-capture_check(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+capture_settle(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_uint_t last)
 {
     ngx_buf_t                       *b;
@@ -895,7 +894,7 @@ capture_ends(ngx_http_request_t *r, ngx_http_idempotency_capture_t *capture,
 }
 
 
-/* one of a record, or RELEASE or LEAVE */
+/* DONE, NOT_KEPT or IN_DOUBT, or RELEASE or LEAVE */
 
 ngx_int_t
 ngx_http_idempotency_outcome(ngx_http_request_t *r,
@@ -1118,7 +1117,7 @@ outcome_own(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     clcf = ngx_http_get_module_loc_conf(r, ngx_http_core_module);
 
-    if (ctx->client.handled
+    if (ctx->client.handler_ran
         || (ctx->capture.status < NGX_HTTP_SPECIAL_RESPONSE
             && r->headers_out.status < NGX_HTTP_SPECIAL_RESPONSE
             && !r->error_page && r->err_status == 0
@@ -1757,7 +1756,7 @@ ngx_http_idempotency_filter_init(ngx_conf_t *cf)
    our filters are where they must be. */
 
 static ngx_int_t
-ngx_http_idempotency_init_module(ngx_cycle_t *cycle)
+ngx_http_idempotency_filter_init_module(ngx_cycle_t *cycle)
 {
     if (!ngx_http_idempotency_in_use(cycle)) {
         return NGX_OK;

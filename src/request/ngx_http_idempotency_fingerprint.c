@@ -215,7 +215,7 @@ static ngx_str_t  credential_usual[NGX_HTTP_IDEMPOTENCY_CREDENTIAL_USUAL];
 
 
 ngx_int_t
-ngx_http_idempotency_bind(ngx_http_request_t *r,
+ngx_http_idempotency_digest_request(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
     ngx_str_t  scope;
@@ -431,7 +431,7 @@ bind_scope(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
    equal on all machines with the same settings. */
 
 void
-ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf)
+ngx_http_idempotency_digest_settings(ngx_http_idempotency_loc_conf_t *conf)
 {
     u_char                     out[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_str_t                 *name;
@@ -578,10 +578,10 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
 
 
 /*
- * The token was bound by a request without an identity, and this request has
- * an identity.  A success is replayed: the client could have left its
- * credentials out.  Any other response may be about missing credentials
- * ("please log in").  It is replayed only to a request whose credentials are
+ * Whether the response belongs to another client: the token was bound without
+ * an identity, and this request has one.  A success is replayed: the client
+ * could have left its credentials out.  Any other response may be about missing
+ * credentials ("please log in").  It is replayed only if the credentials are
  * cookies that this very response has set.  Cookies that can't be compared
  * count as others.  `lines` are those of the recorded response, or NULL.
  */
@@ -1011,7 +1011,7 @@ cookies_set_by(ngx_http_request_t *r, ngx_http_idempotency_ignored_t *ignored,
 {
     u_char          *end;
     ngx_str_t        rest, name, value;
-    ngx_uint_t       slot, i, n;
+    ngx_uint_t       place, i, n;
     ngx_keyval_t     cookie, set[NGX_HTTP_IDEMPOTENCY_COOKIES_SET];
     cookies_iter_t   it;
 
@@ -1019,7 +1019,7 @@ cookies_set_by(ngx_http_request_t *r, ngx_http_idempotency_ignored_t *ignored,
     rest = *lines;
 
     while (n < NGX_HTTP_IDEMPOTENCY_COOKIES_SET
-           && ngx_http_idempotency_response_line(&rest, &slot, &name, &value)
+           && ngx_http_idempotency_response_line(&rest, &place, &name, &value)
               == NGX_OK)
     {
         if (ngx_idempotency_equal(&name, "set-cookie")) {
@@ -1212,7 +1212,7 @@ ngx_http_idempotency_credentials_init(void)
 }
 
 
-/* name: in lower case; hash: nginx's */
+/* whether a header of this name, in lower case, is a credential */
 
 ngx_uint_t
 ngx_http_idempotency_credential(u_char *name, size_t len, ngx_uint_t hash)

@@ -55,9 +55,10 @@ ngx_int_t ngx_http_idempotency_field(ngx_http_request_t *r, ngx_str_t *name,
 
 /* fingerprint.c */
 
-ngx_int_t ngx_http_idempotency_bind(ngx_http_request_t *r,
+ngx_int_t ngx_http_idempotency_digest_request(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-void ngx_http_idempotency_bind_settings(ngx_http_idempotency_loc_conf_t *conf);
+void ngx_http_idempotency_digest_settings(
+    ngx_http_idempotency_loc_conf_t *conf);
 
 /* scope: NULL for that of the location */
 
@@ -76,9 +77,8 @@ void ngx_http_idempotency_credentials_init(void);
 ngx_uint_t ngx_http_idempotency_credential(u_char *name, size_t len,
     ngx_uint_t hash);
 
-/* Adds a name, or none if it is NULL, to the built-in list, which is made if
-   *ignored is unset.  NGX_DECLINED: no cookie can have such a name, or it has
-   several stars. */
+/* Adds a name, unless it is NULL, to the list, which begins with the built-in
+   names.  NGX_DECLINED: no cookie has such a name, or it has several stars. */
 
 ngx_int_t ngx_http_idempotency_ignore_cookie(ngx_conf_t *cf,
     ngx_http_idempotency_ignored_t **ignored, ngx_str_t *name);

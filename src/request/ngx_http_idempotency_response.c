@@ -27,8 +27,8 @@
     (1 + 2 * NGX_HTTP_IDEMPOTENCY_NUMBER_LEN)
 #define NGX_HTTP_IDEMPOTENCY_FIXED_LEN                                       \
     (2 + 9 * NGX_HTTP_IDEMPOTENCY_NUMBER_LEN)
-#define NGX_HTTP_IDEMPOTENCY_PLACE_LEN                                   \
-    (NGX_HTTP_IDEMPOTENCY_LOCATION_LEN + 1                                     \
+#define NGX_HTTP_IDEMPOTENCY_LOCATION_FIXED_LEN                              \
+    (NGX_HTTP_IDEMPOTENCY_LOCATION_LEN + 1                                   \
      + 2 * NGX_HTTP_IDEMPOTENCY_NUMBER_LEN)
 
 typedef enum {
@@ -201,8 +201,6 @@ ngx_http_idempotency_header_of(ngx_list_t *list, char *name)
     return NULL;
 }
 
-
-/* In thousandths, by the most specific range that covers the type. */
 
 ngx_uint_t
 ngx_http_idempotency_accept(ngx_http_request_t *r, char *type, ngx_uint_t *best)
@@ -378,7 +376,7 @@ ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
           + charset.len + response_lines_len(&out->headers);
 
     if (location) {
-        len += NGX_HTTP_IDEMPOTENCY_PLACE_LEN
+        len += NGX_HTTP_IDEMPOTENCY_LOCATION_FIXED_LEN
                + location->uri.len + location->args.len;
     }
 
@@ -467,7 +465,7 @@ response_lines_len(ngx_list_t *list)
 }
 
 
-/* NULL: one of the lines could not be sent twice */
+/* NULL: a line would not pass the checks of a decoded response */
 
 static u_char *
 response_lines(u_char *p, ngx_http_request_t *r, ngx_list_t *list,
@@ -1085,8 +1083,8 @@ places_suppressed(ngx_http_headers_out_t *out)
 }
 
 
-/* puts a deleted line, which no list of lines has, into each of these
-   places */
+/* A deleted line in such a place, and in no list, keeps nginx from writing a
+   line of its own. */
 
 static ngx_int_t
 places_suppress(ngx_http_request_t *r, uint64_t bits)

@@ -52,7 +52,7 @@ ngx_http_idempotency_header_is(ngx_table_elt_t *h, char *name, size_t len)
    itself, 2 "type/" and a star, 1 two stars, 0 none. */
 
 ngx_uint_t ngx_http_idempotency_accept(ngx_http_request_t *r, char *type,
-    ngx_uint_t *specific);
+    ngx_uint_t *best);
 
 /* the location that made a response, and the variables that depend on how the
    request came there */

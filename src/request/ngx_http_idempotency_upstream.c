@@ -121,9 +121,9 @@ static void client_read_handler(ngx_http_request_t *r);
 static ngx_uint_t client_closed(ngx_http_request_t *r);
 static void client_left(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static void client_limit(ngx_http_request_t *r,
+static void client_read_on(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static void client_limit_handler(ngx_event_t *ev);
+static void client_read_on_handler(ngx_event_t *ev);
 static void client_abort(ngx_http_request_t *r);
 static ngx_int_t client_leave(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
@@ -135,7 +135,7 @@ static void peer_warn(ngx_conf_t *cf, ngx_array_t *locations);
 static int ngx_libc_cdecl peer_compare(const void *one, const void *two);
 static ngx_int_t peer_init(ngx_http_request_t *r,
     ngx_http_upstream_srv_conf_t *us);
-static peer_t *peer_once(ngx_http_request_t *r,
+static peer_t *peer_create(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static void peer_wrap(peer_t *p);
 static void peer_wrap_output(peer_t *p);
@@ -234,7 +234,7 @@ ngx_http_idempotency_carry(ngx_http_request_t *r,
     if (r->content_handler
         || (r->method & ngx_http_idempotency_dav_methods(r)))
     {
-        ctx->client.handled = 1;
+        ctx->client.handler_ran = 1;
 
         if (r == r->main && r->content_handler != client_content_handler) {
             ngx_http_idempotency_sent_on(r, ctx);
@@ -519,7 +519,7 @@ ngx_http_idempotency_not_kept(ngx_http_request_t *r,
 {
     ngx_event_t  *rev;
 
-    client_limit(r, ctx);
+    client_read_on(r, ctx);
 
     if (ctx->client.gone
         || (r->read_event_handler != ngx_http_block_reading
@@ -695,7 +695,7 @@ client_leave(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     ctx->client.gone = 1;
 
-    client_limit(r, ctx);
+    client_read_on(r, ctx);
 
     u = r->upstream;
 
@@ -838,14 +838,16 @@ ngx_http_idempotency_client_end(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
+/* a response that is not kept is read without its client for a limited time */
+
 static void
-client_limit(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+client_read_on(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     if (!ctx->client.gone || ngx_http_idempotency_owns(ctx)) {
         return;
     }
 
-    ctx->client.timer.handler = client_limit_handler;
+    ctx->client.timer.handler = client_read_on_handler;
     ctx->client.timer.data = ctx;
     ctx->client.timer.log = r->connection->log;
 
@@ -854,7 +856,7 @@ client_limit(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
 
 static void
-client_limit_handler(ngx_event_t *ev)
+client_read_on_handler(ngx_event_t *ev)
 {
     ngx_connection_t            *c;
     ngx_http_request_t          *r;
@@ -978,7 +980,7 @@ peer_init(ngx_http_request_t *r, ngx_http_upstream_srv_conf_t *us)
 
     if (ngx_http_idempotency_owns(ctx) || ngx_http_idempotency_nests(ctx)) {
 
-        p = peer_once(r, ctx);
+        p = peer_create(r, ctx);
         if (p == NULL) {
             return NGX_ERROR;
         }
@@ -991,7 +993,7 @@ peer_init(ngx_http_request_t *r, ngx_http_upstream_srv_conf_t *us)
 
 
 static peer_t *
-peer_once(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+peer_create(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     peer_t               *p;
     ngx_http_upstream_t  *u;
@@ -1170,7 +1172,7 @@ send_once(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     }
 
     if (ngx_idempotency_fault(&ctx->claim.op, NGX_IDEMPOTENCY_FAULT_NO_POOL)
-        || peer_once(r, ctx) == NULL)
+        || peer_create(r, ctx) == NULL)
     {
         return NGX_ERROR;
     }

@@ -337,7 +337,7 @@ struct ngx_idempotency_store_s {
     /* the client gets the end of its response after `complete` is answered */
     ngx_uint_t                       strict;
     /* the largest response that the store keeps by default, or 0 */
-    size_t                           most;
+    size_t                           max_response;
     /* for tokens and seals; all zero: there is none */
     const ngx_idempotency_secret_t  *secret;
     /* counted by the engine and by requests */

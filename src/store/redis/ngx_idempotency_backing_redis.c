@@ -54,7 +54,7 @@
 
 /* the largest response: the server does nothing else meanwhile */
 
-#define REDIS_MOST  (256 * 1024)
+#define REDIS_MAX_RESPONSE  (256 * 1024)
 
 /* the speed that a connection has at least, we assume: bytes per millisecond */
 
@@ -299,7 +299,7 @@ ngx_idempotency_backing_redis_add(ngx_conf_t *cf,
     redis->conf = ngx_idempotency_redis_conf(block);
 
     shm->tier = &redis->tier;
-    store->most = REDIS_MOST;
+    store->max_response = REDIS_MAX_RESPONSE;
 
     return NGX_OK;
 }
