@@ -194,7 +194,7 @@ sub attention {
     figures($zone);
     see();
     is(texts('#alerts li'), 'The zone is torn: nothing is protected, or let in, until nginx is reloaded.|'
-       . 'The store behind is out of reach.|'
+       . 'The store behind is out of reach, or refused: the error log says why.|'
        . 'Outcomes yet to be delivered to the store behind: 12.|'
        . 'The zone is 96 % full, at this rate all of it in 12 h.|'
        . 'In doubt: 3 of the tokens. What they stand for may have been executed.', 'all of it');

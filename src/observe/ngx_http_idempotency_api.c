@@ -318,7 +318,8 @@ static api_refusal_t  api_refusals[] = {
 
     refusal(unavailable, NGX_HTTP_SERVICE_UNAVAILABLE,
             "The store does not answer",
-            "It is left inconsistent by a process that died, or out of reach."),
+            "It is out of reach, or an operator must see to it: the error log "
+            "says why."),
 
     refusal(remote, NGX_HTTP_FORBIDDEN, "Only this machine may ask",
             "This request comes from another one, or through a proxy. Where "

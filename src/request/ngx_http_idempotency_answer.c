@@ -265,10 +265,10 @@ static refusal_t  refusals[NGX_HTTP_IDEMPOTENCY_REFUSALS] = {
             "request was not executed; repeat it later."),
         .heading = ngx_string("Sent too often"),
         .page = ngx_string(
-            "Your network has sent too much in a short time, so this was not "
-            "accepted, and nothing was done."),
+            "Your network has sent too much lately, so this was not accepted, "
+            "and nothing was done."),
         .next = ngx_string(
-            "Please wait a few minutes, go back and send it again."),
+            "Please wait a while, go back and send it again."),
         .retry_after = 5, .spread = 10, .back = 1
     },
 
