@@ -299,7 +299,7 @@ variable_hex(ngx_http_request_t *r, u_char *digest, ngx_str_t *value)
 }
 
 
-/* -1: no value.  Age and replays are those of the replayed record. */
+/* -1: no value */
 
 static int64_t
 variable_number(ngx_http_idempotency_ctx_t *ctx, variable_e what)
@@ -311,7 +311,9 @@ variable_number(ngx_http_idempotency_ctx_t *ctx, variable_e what)
     switch (what) {
 
     case variable_age:
-        return claim->found.response.data
+        return ((claim->op.result == NGX_IDEMPOTENCY_BOUND
+                 || claim->op.result == NGX_IDEMPOTENCY_CONFLICT)
+                && claim->found.outcome != NGX_IDEMPOTENCY_PENDING)
                ? (int64_t) (claim->found.age / 1000) : -1;
 
     case variable_replays:
