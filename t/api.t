@@ -191,6 +191,19 @@ for (1 .. 200) {
     cmp_ok(abs($row->{expires} - $row->{recorded} - 86400), '<', 1, 'when it ends');
     is($row->{replays}, 0, 'its replays');
     is($row->{owner}, undef, 'nobody owns it any more');
+
+    # the clocks' milliseconds begin at other moments
+    my %times;
+
+    for (1 .. 20) {
+        my ($same) = grep { $_->{token} eq $row->{token} } @{ (walk(200))[0] };
+
+        $times{"$same->{recorded} $same->{expires}"}++;
+        select undef, undef, undef, 0.0037;
+    }
+
+    is(join(', ', keys %times), "$row->{recorded} $row->{expires}",
+       'its times are the same whenever it is looked at');
 }
 
 # others come and go meanwhile, on every page

@@ -225,6 +225,7 @@ static ngx_int_t records_respond(query_t *query);
 static ngx_int_t records_link(ngx_http_request_t *r, records_t *records);
 static void records_row(ngx_http_idempotency_text_t *text, u_char *token,
     u_char *fingerprint, ngx_idempotency_found_t *found);
+static uint64_t records_clock(void);
 
 static ngx_int_t record_query(ngx_http_request_t *r,
     ngx_idempotency_store_t *store, u_char *token);
@@ -1488,7 +1489,7 @@ records_row(ngx_http_idempotency_text_t *text, u_char *token,
     uint64_t     now, at, ends;
     const char  *fmt;
 
-    now = ngx_http_idempotency_wall_clock();
+    now = records_clock();
     at = now - found->age;
     ends = now + found->left;
 
@@ -1519,6 +1520,32 @@ records_row(ngx_http_idempotency_text_t *text, u_char *token,
         fmt = found->instance ? "\"%016xL\"}\n" : "null}\n";
         ngx_http_idempotency_text_add(text, fmt, found->instance);
     }
+}
+
+
+/*
+ * The wall clock at ngx_current_msec, from which ages are counted.  The
+ * milliseconds of the two clocks begin at other moments: only if the difference
+ * is rounded as a whole has a record the same times whenever it is looked at.
+ */
+
+static uint64_t
+records_clock(void)
+{
+    int64_t          ahead;
+    uint64_t         now;
+    struct timespec  wall, steady;
+
+    (void) clock_gettime(CLOCK_REALTIME, &wall);
+    (void) clock_gettime(CLOCK_MONOTONIC, &steady);
+
+    ahead = (int64_t) (wall.tv_sec - steady.tv_sec) * 1000000
+            + (wall.tv_nsec - steady.tv_nsec) / 1000;
+
+    now = (uint64_t) steady.tv_sec * 1000 + steady.tv_nsec / 1000000;
+
+    return now - (ngx_msec_t) ((ngx_msec_t) now - ngx_current_msec)
+           + (ahead + 500) / 1000;
 }
 
 
