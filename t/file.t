@@ -8,6 +8,7 @@ use lib 't/lib';
 use Digest::SHA ();
 use Fcntl qw(SEEK_SET);
 use File::Temp ();
+use List::Util qw(uniq);
 use POSIX ();
 
 use Idempotency;
@@ -445,6 +446,29 @@ for my $case (
 
     $n = nginx(%as);
     is(order($n, "made$keys"), '200 NEW', '... but when that has ended');
+    $n->stop;
+}
+
+
+# --- its log ---------------------------------------------------------------------
+
+# docs/operation.md: the log begins anew at 64 MB; a log's first bytes say which it is.
+
+{
+    empty_dir();
+
+    my $n = outliving(%as);
+    my $which = sub { substr slurp("$file-wal"), 16, 8 };
+
+    is(order($n, 'log-first'), '200 NEW', 'a log');
+
+    my $first = $which->();
+
+    is(join(' ', uniq(map { told($n->post('/x?size=1000000', key => "log$_", body => 'b')) } 1 .. 70)),
+       '200 NEW', '... of more than 64 MB');
+    ok((until_true { $which->() ne $first }), '... begins anew');
+    is(order($n, 'log-first'), '200 REPLAYED', '... and nothing is lost');
+    is(told($n->post('/x?size=1000000', key => 'log70', body => 'b')), '200 REPLAYED', '... nor of the last');
     $n->stop;
 }
 

@@ -497,6 +497,36 @@ my ($a, $b) = map over($redis, workers => $_), 2, 1;
 }
 
 
+# --- a reload that leaves the zone out ------------------------------------------
+
+# What old workers execute is recorded all the same; the zone comes back as it was.
+
+for my $left_out (1, 2) {
+    my $n = over($redis);
+    my $with = $n->{zone};
+    (my $off = $server) =~ s/idempotency zone=z;/idempotency off;/;
+    my $id = "left-out$left_out";
+
+    is(told(at($n, "$id-known")), '200 NEW', 'known before');
+
+    my $c = asked($n, $id, more => '&gate=1');
+
+    held($id);
+    ok($n->reload(zone => '', server => $off), "left out by $left_out") for 1 .. $left_out;
+    is(told(at($n, "$id-free")), '200 -', '... nothing is protected');
+    go($id);
+    is(told($c->response), '200 NEW', '... an old worker ends');
+    $c->close;
+    ok($n->reload(zone => $with, server => $server), '... and brought back');
+    is(told(at($n, $id, more => '&gate=1')), '200 REPLAYED', '... it knows that');
+    is(told(at($n, "$id-known")), '200 REPLAYED', '... and what it knew');
+    is(told(at($b, $id, more => '&gate=1')), '200 REPLAYED', '... and so does another nginx');
+    is(told(at($n, "$id-new")), '200 NEW', '... and claims');
+    is(executions($id), 1, '... executed once');
+    $n->stop;
+}
+
+
 # --- a promise in writing -------------------------------------------------------
 
 {
