@@ -22,7 +22,7 @@ my %order = (before => 'modules', after => 'modules_after');
 sub verdict {
     my ($r) = @_;
 
-    return "$r->{status} " . ($r->{status} >= 400 && $r->{body} =~ /exec/ ? 'leak'
+    return "$r->{status} " . ($r->{status} >= 400 && $r->{body} =~ /exec=/ ? 'leak'
            : $r->header('X-Status') // ($r->{body} =~ /^(Lua)$/ ? $1 : '-'));
 }
 
@@ -96,6 +96,16 @@ EOC
         access_by_lua_block { ngx.exec("/elsewhere", ngx.var.args) }
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
+    location /moved { idempotency_identity $server_name;
+                      error_page 404 = @moved; }
+    location @moved {
+        access_by_lua_block {
+            if ngx.var.http_x_token == "sent" then
+                ngx.exec("/elsewhere", ngx.var.args)
+            end
+        }
+        proxy_pass http://$TEST_NGINX_BACKEND;
+    }
     location /said {
         access_by_lua_block { ngx.status = 202 ngx.say("Lua") ngx.exit(202) }
         proxy_pass http://$TEST_NGINX_BACKEND;
@@ -130,6 +140,9 @@ EOC2
          ['/lua/bypass', [qw(anna nobody)], '200 NEW, 200 BYPASS', 2],
          # protected where it leads
          ['/exec', [qw(anna anna)], '200 NEW, 200 REPLAYED', 1],
+         # a replay asks there, and executes nothing where it is sent on
+         ['/moved', [qw(anna sent anna)],
+          '200 NEW, 409 NOT_KEPT, 200 REPLAYED', 1],
          # what Lua says itself is access control, and is said each time
          ['/said', [qw(anna anna)], '202 Lua, 202 Lua', 0],
          ['/any', [qw(bad good good bad)],

@@ -298,3 +298,32 @@ location = /then { internal; proxy_pass http://backend/then; }
 --- response_body_like eval: [@{bodies()}, ('^exec') x 2]
 --- idempotency_status eval: statuses() . '- -'
 --- executions: 13
+
+=== TEST 16: access control of the location that made the response is asked each time, too
+--- user_files
+>>> dir/index.app
+an application
+--- config
+idempotency zone=z;
+idempotency_key $request_uri;
+root html;
+
+location / { error_page 404 = @inner; }
+location = /uri { error_page 404 = /inner; }
+location = /dead { error_page 502 = @inner; proxy_pass http://$TEST_NGINX_DEAD; }
+location = /dir/ { index index.app; }
+location = /dir/index.app { auth_request /ask; proxy_pass http://backend; }
+location = /inner { auth_request /ask; proxy_pass http://backend; }
+location @inner { auth_request /ask; error_page 403 = @refused; proxy_pass http://backend; }
+location @refused { return 402; }
+location = /ask {
+    internal;
+    proxy_pass http://backend/ask?status=$http_x_may;
+    proxy_pass_request_body off;
+    proxy_set_header Content-Length "";
+}
+--- request eval: [map { ($_) x 3 } 'POST /none', 'POST /uri', 'POST /dead', 'POST /dir/']
+--- more_headers eval: [("X-May: 204", "X-May: 403", "X-May: 204") x 4]
+--- error_code: 200 402 200 200 403 200 200 402 200 200 403 200
+--- idempotency_status: NEW - REPLAYED NEW - REPLAYED NEW - REPLAYED NEW - REPLAYED
+--- executions: 16

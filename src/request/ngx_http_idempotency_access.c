@@ -1010,20 +1010,44 @@ access_preaccess_handler(ngx_http_request_t *r)
 }
 
 
-/* behind all access control, in front of try_files: the request was let in */
+/* Behind all access control, in front of try_files: the request was let in, or
+   a replay at its response's location. */
 
 static ngx_int_t
 access_admitted_handler(ngx_http_request_t *r)
 {
-    ngx_http_idempotency_ctx_t  *ctx;
+    ngx_http_idempotency_ctx_t     *ctx;
+    ngx_http_idempotency_access_t  *access;
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (ctx && r == r->main) {
-        ctx->access.outside = 0;
+    if (ctx == NULL || r != r->main) {
+        return NGX_DECLINED;
     }
 
-    return NGX_DECLINED;
+    access = &ctx->access;
+    access->outside = 0;
+
+    if (access->redirects == 0) {
+        return NGX_DECLINED;
+    }
+
+    if (access->redirects == r->uri_changes) {
+        return ngx_http_idempotency_replay(r, ctx);
+    }
+
+    /* a replay was refused and is at its error_page; or it was sent on, and
+       must not execute what is done */
+
+    if (access->turned_away
+        || access->error_page != r->error_page
+        || access->err_status != r->err_status)
+    {
+        return NGX_DECLINED;
+    }
+
+    return ngx_http_idempotency_refuse(r, ctx,
+                                       NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
 }
 
 

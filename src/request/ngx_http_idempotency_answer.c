@@ -103,6 +103,9 @@ static ngx_int_t refuse_page(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, refusal_t *refusal, ngx_str_t *body);
 static ngx_int_t answer_send(ngx_http_request_t *r, ngx_str_t *body,
     ngx_file_t *file);
+static ngx_int_t replay_move(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_location_t *location,
+    void **loc_conf);
 static ngx_file_t *replay_to_file(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_response_t *response);
@@ -945,7 +948,6 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
     ngx_http_idempotency_response_t    response;
 
     found = &ctx->claim.found;
-    loc_conf = NULL;
 
     if (ngx_http_idempotency_response_decode(&found->response,
                                              r->method == NGX_HTTP_HEAD,
@@ -961,22 +963,29 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
                                          NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
     }
 
-    if (ngx_http_idempotency_stranger(r, ctx, &response.headers)) {
-        return NGX_DECLINED;
-    }
+    if (ctx->access.redirects == 0) {
 
-    if (response.has_location) {
-        loc_conf = location_find(r, &response.location);
+        if (ngx_http_idempotency_stranger(r, ctx, &response.headers)) {
+            return NGX_DECLINED;
+        }
 
-        if (loc_conf == NULL) {
-            ngx_http_idempotency_log(r, ctx,
-                      NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT,
-                      ctx->conf->log_level,
-                      ": the location of a recorded response no longer "
-                      "exists: \"%V\"", &response.location.uri);
+        if (response.has_location) {
+            loc_conf = location_find(r, &response.location);
 
-            return ngx_http_idempotency_refuse(r, ctx,
+            if (loc_conf == NULL) {
+                ngx_http_idempotency_log(r, ctx,
+                          NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT,
+                          ctx->conf->log_level,
+                          ": the location of a recorded response no longer "
+                          "exists: \"%V\"", &response.location.uri);
+
+                return ngx_http_idempotency_refuse(r, ctx,
                                          NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
+            }
+
+            if (!ctx->conf->dry_run) {
+                return replay_move(r, ctx, &response.location, loc_conf);
+            }
         }
     }
 
@@ -995,11 +1004,56 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
     file = (response.body.len > NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY)
            ? replay_to_file(r, ctx, &response) : NULL;
 
-    if (loc_conf) {
-        location_enter(r, &response.location, loc_conf);
+    ngx_http_finalize_request(r, replay_send(r, ctx, &response, file));
+
+    return NGX_DONE;
+}
+
+
+/*
+ * Access control of the response's location has to let the request in as well:
+ * the access phase begins anew there, and behind it access.c calls us again.
+ * If it refuses, there is no replay.
+ */
+
+static ngx_int_t
+replay_move(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+    ngx_http_idempotency_location_t *location, void **loc_conf)
+{
+    ngx_http_phase_handler_t   *ph;
+    ngx_http_core_main_conf_t  *cmcf;
+
+    /* the recorded response is freed before the end of the request */
+
+    location->uri.data = ngx_pstrdup(r->pool, &location->uri);
+    location->args.data = ngx_pstrdup(r->pool, &location->args);
+
+    if (location->uri.data == NULL || location->args.data == NULL) {
+        return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
-    ngx_http_finalize_request(r, replay_send(r, ctx, &response, file));
+    location_enter(r, location, loc_conf);
+
+    /* as an internal redirect does: auth_request keeps its answer there */
+
+    ngx_memzero(r->ctx, sizeof(void *) * ngx_http_max_module);
+    ngx_http_set_ctx(r, ctx, ngx_http_idempotency_module);
+
+    cmcf = ngx_http_get_module_main_conf(r, ngx_http_core_module);
+    ph = cmcf->phase_engine.handlers;
+
+    r->phase_handler = 0;
+
+    while (ph[r->phase_handler].checker != ngx_http_core_access_phase) {
+        r->phase_handler++;
+    }
+
+    ctx->access.outside = 1;
+    ctx->access.redirects = r->uri_changes;
+    ctx->access.error_page = r->error_page;
+    ctx->access.err_status = r->err_status;
+
+    ngx_http_core_run_phases(r);
 
     return NGX_DONE;
 }
