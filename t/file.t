@@ -22,6 +22,7 @@ my $server = <<'EOC';
     add_header X-Status $idempotency_status always;
 
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /local { idempotency_unavailable local; proxy_pass http://$TEST_NGINX_BACKEND; }
     location /off/ { idempotency off; proxy_pass http://$TEST_NGINX_BACKEND; }
     location = /pid { idempotency off; return 200 $pid; }
 EOC
@@ -252,12 +253,14 @@ sub made {
 
 # nginx -t says it, and fails. nginx starts without it, says it once, and serves
 # what needs no store; the file is left as it is. What is told, with $other: that
-# somebody may agree to it.
+# somebody may agree to it. Where it is not merely out of reach ($away), memory alone
+# guards nothing.
 
 sub refused {
     my ($name, $why, %o) = @_;
 
     my $other = delete $o{other};
+    my $away = delete $o{away};
 
     # an nginx that has the file goes on syncing
     my $state = delete $o{in_use} ? sub { join "\n", grep { !/-witness / } split /\n/, state() } : \&state;
@@ -278,6 +281,7 @@ sub refused {
     like($said[0] // '', $other ? qr/; to agree to it as it is, PUT \{"store":"accept"\} to \/zones\/z /
                                 : qr/; zone "z" is without it until it can be used/, '... with what is to be done');
     is(order($n, 'refused'), '503 UNAVAILABLE', '... what needs it is refused');
+    is(told($n->post('/local', key => 'local', body => 'b')), '503 UNAVAILABLE', '... also under local') if !$away;
     is(told($n->post('/off/x')), '200 -', '... and what does not is served');
 
     $n->stop;
@@ -328,10 +332,10 @@ refused('two names', qr/\Q$file\E has 2 names/);
 unlink $file, "$dir/other";
 
 refused('no directory', qr/none\/z\.db" can't be used: .* must be able to write to its directory /,
-        http => "idempotency_zone zone=z:16m state=$dir/none/z.db;\n");
+        http => "idempotency_zone zone=z:16m state=$dir/none/z.db;\n", away => 1);
 
 refused('a long name', qr/" has too long a name: 500 bytes are possible/,
-        http => 'idempotency_zone zone=z:16m state=' . '/x' x 251 . ";\n");
+        http => 'idempotency_zone zone=z:16m state=' . '/x' x 251 . ";\n", away => 1);
 
 spew($file, $whole);
 
@@ -340,13 +344,13 @@ SKIP: {
 
     chown 0, -1, $file;
     refused('of another user',
-            qr/ belongs to user 0, and the workers run as $nobody/);
+            qr/ belongs to user 0, and the workers run as $nobody/, away => 1);
     chown $nobody, -1, $file;
 
     chown 0, -1, $dir;
     chmod 0755, $dir;
     refused("a directory that isn't theirs",
-            qr/ must be able to write to its directory /);
+            qr/ must be able to write to its directory /, away => 1);
     chown $nobody, -1, $dir;
     chmod 0700, $dir;
 

@@ -131,8 +131,8 @@ typedef struct {
     /* how many outcomes were in the queue when the log last said so, or 0 */
     ngx_atomic_t                    undelivered;
 
-    /* the identity of the file, and its last commit seen; it is another file
-       now, refused until an operator agrees; an operator has agreed */
+    /* the identity of the file, and its last commit seen; it is not what it
+       was, so that memory alone must not guard, either; an operator agrees */
     ngx_idempotency_mark_t          mark;
     ngx_atomic_t                    other;
     ngx_atomic_t                    agreed;

@@ -63,6 +63,11 @@
 #define FILE_AGAIN     100
 #define FILE_REFUSED   1000
 
+/* values of tier.other: refused until an operator agrees, or in any case */
+
+#define FILE_OTHER     1
+#define FILE_FOREIGN   2
+
 
 /* a thread, and its connection to the file */
 
@@ -139,6 +144,7 @@ static ngx_int_t file_init(ngx_idempotency_tier_t *tier,
 static ngx_int_t file_start(file_t *file, ngx_uint_t must, ngx_log_t *log);
 static ngx_int_t file_begin(ngx_idempotency_shm_t *shm,
     ngx_idempotency_start_t *start, ngx_uint_t late);
+static ngx_uint_t file_other(ngx_idempotency_start_t *start);
 static void file_create(file_t *file, ngx_conf_t *cf);
 static ngx_idempotency_tier_t *file_unnamed(ngx_conf_t *cf,
     ngx_idempotency_tier_t *old);
@@ -358,7 +364,7 @@ file_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
     tier->fence = file->start.fence;
     tier->mark = file->start.mark;
     tier->base = file->start.base;
-    tier->other = file->start.other;
+    tier->other = file_other(&file->start);
 
     return NGX_OK;
 }
@@ -408,11 +414,18 @@ file_begin(ngx_idempotency_shm_t *shm, ngx_idempotency_start_t *start,
     sh->base = start->base;
     sh->mark = start->mark;
     sh->unsynced = 0;
-    sh->other = start->other;
+    sh->other = file_other(start);
 
     ngx_idempotency_shm_unlock(shm);
 
     return NGX_OK;
+}
+
+
+static ngx_uint_t
+file_other(ngx_idempotency_start_t *start)
+{
+    return start->foreign ? FILE_FOREIGN : start->other ? FILE_OTHER : 0;
 }
 
 
@@ -678,7 +691,7 @@ file_agree(ngx_idempotency_tier_t *tier)
 
     sh = &tier->shm->sh->tier;
 
-    if (!sh->other) {
+    if (sh->other != FILE_OTHER) {
         return NGX_DECLINED;
     }
 
@@ -1011,7 +1024,7 @@ file_shut(file_work_t *work, file_conn_t *conn)
 
     state = ngx_idempotency_db_state(conn->db);
 
-    if (state->other && ngx_atomic_cmp_set(&work->sh->other, 0, 1)) {
+    if (state->other && ngx_atomic_cmp_set(&work->sh->other, 0, FILE_OTHER)) {
         (void) snprintf(conn->error, sizeof(conn->error), "%s", state->error);
         conn->found = 1;
     }
@@ -1510,6 +1523,10 @@ file_started(file_t *file)
     if (rc != NGX_OK && !start->other) {
 
         ngx_add_timer(&file->late, FILE_REFUSED);
+
+        if (work->instance == 0) {
+            shm->sh->tier.other = file_other(start);
+        }
 
         /* the start has logged its first reason */
 

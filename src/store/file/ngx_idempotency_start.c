@@ -40,6 +40,10 @@
 
 #define START_REMEDY   "restore it, or remove it to begin anew"
 
+/* instead of an error: what is there is not what it was */
+
+#define START_FOREIGN  -1
+
 #define START_NAME     (NGX_IDEMPOTENCY_FILE_PATH + 16)
 
 /* The size of a child's results.  They contain no addresses: the child reads a
@@ -237,6 +241,7 @@ ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
     start->base = old->base;
     start->mark = old->mark;
     start->other = old->other;
+    start->foreign = old->foreign;
     start->late = old->late;
 
     /* the old configuration closes its descriptors; the locks are of both */
@@ -605,6 +610,7 @@ start_check(ngx_idempotency_start_t *start)
     start->open = 0;
     start->made = 0;
     start->other = 0;
+    start->foreign = 0;
 
     return (start_directory(start) == NGX_OK && start_files(start) == NGX_OK)
            ? start_header(start) : NGX_ERROR;
@@ -697,12 +703,13 @@ start_rights(ngx_idempotency_start_t *start, const char *name,
     user = geteuid();
 
     if (!S_ISREG(st->st_mode)) {
-        return start_refuse(start, 0, "can't be used: %s is no regular file",
-                            name);
+        return start_refuse(start, START_FOREIGN,
+                            "can't be used: %s is no regular file", name);
     }
 
     if (st->st_nlink > 1) {
-        return start_refuse(start, 0, "can't be used: %s has %d names", name,
+        return start_refuse(start, START_FOREIGN,
+                            "can't be used: %s has %d names", name,
                             (int) st->st_nlink);
     }
 
@@ -773,7 +780,7 @@ start_header(ngx_idempotency_start_t *start)
     if (ngx_memcmp(header, HEADER_MAGIC, sizeof(HEADER_MAGIC)) != 0
         || start_number(header + HEADER_ID) != NGX_IDEMPOTENCY_DB_ID)
     {
-        return start_refuse(start, 0,
+        return start_refuse(start, START_FOREIGN,
                             "is a file of another program, or damaged; name "
                             "another path, or restore it");
     }
@@ -781,7 +788,7 @@ start_header(ngx_idempotency_start_t *start)
     version = start_number(header + HEADER_VERSION);
 
     if (version != NGX_IDEMPOTENCY_DB_VERSION) {
-        return start_refuse(start, 0,
+        return start_refuse(start, START_FOREIGN,
                             "is of version %d, and this module knows version "
                             "%d; load the module that wrote it, or name "
                             "another path", version,
@@ -847,9 +854,11 @@ start_refuse(ngx_idempotency_start_t *start, ngx_err_t err,
     n = vsnprintf(start->why, sizeof(start->why), fmt, args);
     va_end(args);
 
+    start->foreign = (err == START_FOREIGN);
+
     /* in nginx's own form */
 
-    if (err && n < (int) sizeof(start->why)) {
+    if (err > 0 && n < (int) sizeof(start->why)) {
         (void) snprintf(start->why + n, sizeof(start->why) - n, " (%d: %s)",
                         err, strerror(err));
     }
@@ -988,7 +997,7 @@ start_instance(ngx_idempotency_start_t *start)
                                            start->instance)
                != NGX_OK))
     {
-        return start_refuse(start, 0,
+        return start_refuse(start, START_FOREIGN,
                             "was replaced while an nginx uses the one that was "
                             "there; end that first");
     }
@@ -1389,7 +1398,7 @@ start_tables(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     }
 
     if (ngx_strcmp(meant, found) != 0) {
-        (void) start_refuse(start, 0,
+        (void) start_refuse(start, START_FOREIGN,
                             "has not the tables of this module alone; remove "
                             "what is not its own, or name another path");
         return SQLITE_AUTH;
@@ -1428,7 +1437,7 @@ start_bound(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     differs = ngx_idempotency_stamp_differs(start->stamp, meta.stamp);
 
     if (differs != NGX_IDEMPOTENCY_STAMP_SAME) {
-        (void) start_refuse(start, 0,
+        (void) start_refuse(start, START_FOREIGN,
                             "%s; it would not know its tokens again: restore "
                             "what it was made with, or remove it to begin anew",
                             why[differs]);
@@ -1438,7 +1447,7 @@ start_bound(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     if (meta.version != NGX_IDEMPOTENCY_DB_VERSION
         || meta.fingerprints != NGX_IDEMPOTENCY_FINGERPRINT_VERSION)
     {
-        (void) start_refuse(start, 0,
+        (void) start_refuse(start, START_FOREIGN,
                             "is of version %d, with fingerprints of version "
                             "%d, and this module knows %d and %d; load the "
                             "module that wrote it", meta.version,
@@ -1487,7 +1496,8 @@ start_whole(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     (void) pthread_join(tid, NULL);
 
     if (rc == SQLITE_OK && ngx_strcmp(text, "ok") != 0) {
-        (void) start_refuse(start, 0, "is damaged: %s; " START_REMEDY, text);
+        (void) start_refuse(start, START_FOREIGN,
+                            "is damaged: %s; " START_REMEDY, text);
         return SQLITE_CORRUPT;
     }
 
@@ -1673,7 +1683,8 @@ start_error(ngx_idempotency_start_t *start, sqlite3 *sqlite, int rc)
     char  error[NGX_IDEMPOTENCY_DB_ERROR];
 
     ngx_idempotency_db_error(error, sizeof(error), sqlite, rc);
-    (void) start_refuse(start, 0, "%s", error);
+    (void) start_refuse(start, (rc == SQLITE_CORRUPT || rc == SQLITE_NOTADB)
+                               ? START_FOREIGN : 0, "%s", error);
 
     return rc;
 }

@@ -74,6 +74,8 @@ typedef struct {
     char                     why[NGX_IDEMPOTENCY_START_WHY];
     /* ... it is another file, or older: unused until an operator agrees */
     ngx_uint_t               other;
+    /* ... it is not what it was, and nobody can agree to it */
+    ngx_uint_t               foreign;
     /* ... as the file can't be used yet: workers begin to use it later */
     ngx_uint_t               late;
 } ngx_idempotency_start_t;
