@@ -78,10 +78,10 @@ static void shm_release(ngx_idempotency_shm_t *shm,
     ngx_int_t rc);
 static ngx_int_t shm_find(ngx_idempotency_store_t *store,
     ngx_idempotency_find_t *find);
-static ngx_int_t shm_find_known(ngx_idempotency_op_t *op);
+static ngx_int_t shm_find_resume(ngx_idempotency_op_t *op);
 static ngx_int_t shm_forget(ngx_idempotency_store_t *store,
     ngx_idempotency_forget_t *forget);
-static ngx_int_t shm_forget_known(ngx_idempotency_op_t *op);
+static ngx_int_t shm_forget_resume(ngx_idempotency_op_t *op);
 static ngx_idempotency_record_t *shm_look(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op, shm_resume_pt resume);
 static void shm_look_handler(ngx_event_t *ev);
@@ -445,12 +445,12 @@ shm_find(ngx_idempotency_store_t *store, ngx_idempotency_find_t *find)
 {
     shm_start(store, &find->op);
 
-    return shm_find_known(&find->op);
+    return shm_find_resume(&find->op);
 }
 
 
 static ngx_int_t
-shm_find_known(ngx_idempotency_op_t *op)
+shm_find_resume(ngx_idempotency_op_t *op)
 {
     ngx_int_t                  rc;
     ngx_idempotency_shm_t     *shm;
@@ -468,7 +468,7 @@ shm_find_known(ngx_idempotency_op_t *op)
 
         cur.offset = 0;
 
-        rec = shm_look(shm, op, shm_find_known);
+        rec = shm_look(shm, op, shm_find_resume);
 
         if (rec) {
             op->result = NGX_IDEMPOTENCY_BOUND;
@@ -505,14 +505,14 @@ shm_forget(ngx_idempotency_store_t *store, ngx_idempotency_forget_t *forget)
 {
     shm_start(store, &forget->op);
 
-    return shm_forget_known(&forget->op);
+    return shm_forget_resume(&forget->op);
 }
 
 
-/* a fence names a record of this zone: no need to ask the backing */
+/* with a fence it is a record of this zone: no need to ask the backing */
 
 static ngx_int_t
-shm_forget_known(ngx_idempotency_op_t *op)
+shm_forget_resume(ngx_idempotency_op_t *op)
 {
     uint32_t                   sequence;
     ngx_idempotency_shm_t     *shm;
@@ -527,7 +527,7 @@ shm_forget_known(ngx_idempotency_op_t *op)
     }
 
     if (forget->fence == 0) {
-        rec = shm_look(shm, op, shm_forget_known);
+        rec = shm_look(shm, op, shm_forget_resume);
 
     } else {
         rec = ngx_idempotency_record_current(shm, op->token, op->now);

@@ -125,7 +125,7 @@ static const uint8_t
         record_found,
         [NGX_IDEMPOTENCY_ON_GRANT] = to(GRANTED),
         [NGX_IDEMPOTENCY_ON_FAIL] = to(FAILED),
-        [NGX_IDEMPOTENCY_ON_LEAVE] = to(ABANDONED),
+        [NGX_IDEMPOTENCY_ON_ABANDON] = to(ABANDONED),
         [NGX_IDEMPOTENCY_ON_ORPHAN] = to(ABANDONED),
         [NGX_IDEMPOTENCY_ON_CLAIM] = to(PENDING),
         record_goes
@@ -142,7 +142,7 @@ static const uint8_t
 
     [NGX_IDEMPOTENCY_GRANTED] = {
         [NGX_IDEMPOTENCY_ON_TAKE] = to(PENDING),
-        [NGX_IDEMPOTENCY_ON_LEAVE] = to(GONE),
+        [NGX_IDEMPOTENCY_ON_ABANDON] = to(GONE),
         [NGX_IDEMPOTENCY_ON_ORPHAN] = to(GONE),
         record_goes
     },
@@ -701,7 +701,7 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 
     rec->fence = ++shm->sh->fence;
 
-    /* 0 means "no request" */
+    /* an operation that waits for no claim notes 0 */
 
     do {
         rec->sequence = (uint32_t) ++shm->sh->sequence;

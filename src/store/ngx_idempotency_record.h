@@ -73,7 +73,7 @@ typedef enum {
     NGX_IDEMPOTENCY_ON_CLAIM = 0,  /* a request owns it, without the backing */
     NGX_IDEMPOTENCY_ON_ASK,        /* a request asks the backing, or adopts the
                                       question of one that has ended */
-    NGX_IDEMPOTENCY_ON_LEAVE,      /* the request that asked has ended */
+    NGX_IDEMPOTENCY_ON_ABANDON,    /* the request that asked has ended */
     NGX_IDEMPOTENCY_ON_TAKE,       /* that request takes its granted claim */
     NGX_IDEMPOTENCY_ON_DONE,       /* the owner's outcome */
     NGX_IDEMPOTENCY_ON_NOT_KEPT,
@@ -175,8 +175,8 @@ struct ngx_idempotency_record_s {
         } bound;
 
         struct {
-            /* since when: a negative entry in sh->leftovers, a copy in
-               sh->copies */
+            /* a negative entry is in sh->leftovers, a copy in sh->copies; since
+               when */
             ngx_queue_t                 expiry;
             ngx_msec_t                  copied;
         } copy;
@@ -190,7 +190,7 @@ struct ngx_idempotency_record_s {
             ngx_msec_t                  due;
             uint32_t                    wanted;
             unsigned                    answers:31;
-            unsigned                        polled:1;
+            unsigned                    polled:1;
         } remote;
 
         struct {
@@ -222,7 +222,7 @@ struct ngx_idempotency_record_s {
     /* requests wait until the record is flushed: the slot of their worker plus
        one, or NGX_IDEMPOTENCY_HOLD_ALL */
     unsigned                        holding:8;
-    /* how long an owner that can't be asked keeps the claim */
+    /* how long a silent owner keeps the claim */
     uint32_t                        lease;
 };
 
@@ -241,7 +241,7 @@ struct ngx_idempotency_record_s {
      || (rec)->state == NGX_IDEMPOTENCY_ABANDONED                            \
      || (rec)->state == NGX_IDEMPOTENCY_GRANTED)
 
-/* a negative entry: the answer for the requests that waited, and no copy */
+/* a negative entry answers the requests that waited for it, and no others */
 
 #define ngx_idempotency_record_negative(rec)                                 \
     ((rec)->state == NGX_IDEMPOTENCY_DOUBTED                                 \

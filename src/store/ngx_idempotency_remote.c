@@ -61,7 +61,7 @@ static ngx_int_t ask_take(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
 static ngx_int_t ask_granted(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
-static void ask_leave(ngx_idempotency_shm_t *shm,
+static void ask_abandon(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec);
 static ngx_int_t ask_negative(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
@@ -72,7 +72,7 @@ static ngx_uint_t ask_recent(ngx_idempotency_record_t *rec,
 static ngx_uint_t ask_late(ngx_idempotency_op_t *op);
 static ngx_int_t ask_result(ngx_idempotency_claim_t *claim,
     ngx_idempotency_result_e result);
-static ngx_uint_t ask_over(ngx_idempotency_tier_t *tier,
+static ngx_uint_t ask_lease_over(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 static void ask_copy(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
@@ -259,7 +259,7 @@ ask_asking(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     if (ask_late(&claim->op) || ngx_idempotency_tier_down(shm)) {
 
         if (mine) {
-            ask_leave(shm, rec);
+            ask_abandon(shm, rec);
         }
 
         return ask_result(claim, NGX_IDEMPOTENCY_UNAVAILABLE);
@@ -322,7 +322,7 @@ ask_granted(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     mine = (claim->op.asker == (*rec)->as.asking.asker);
     claim->op.asker = 0;
 
-    if (!ask_over(shm->tier, *rec, claim->op.now)) {
+    if (!ask_lease_over(shm->tier, *rec, claim->op.now)) {
 
         alive = ngx_idempotency_record_alive(*rec, claim->op.now);
 
@@ -346,7 +346,7 @@ ask_granted(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
    record goes, too */
 
 static void
-ask_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
+ask_abandon(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 {
     ngx_uint_t  unseen;
 
@@ -355,7 +355,7 @@ ask_leave(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 
     ngx_idempotency_record_change(shm, rec,
                                   unseen ? NGX_IDEMPOTENCY_ON_REMOVE
-                                         : NGX_IDEMPOTENCY_ON_LEAVE,
+                                         : NGX_IDEMPOTENCY_ON_ABANDON,
                                   ngx_current_msec);
 }
 
@@ -489,7 +489,7 @@ ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm, ngx_idempotency_op_t *op)
             || rec->state == NGX_IDEMPOTENCY_GRANTED)
         && rec->as.asking.asker == op->asker)
     {
-        ask_leave(shm, rec);
+        ask_abandon(shm, rec);
     }
 
     ngx_idempotency_shm_unlock(shm);
@@ -535,7 +535,7 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
     switch (item->result) {
 
     case NGX_IDEMPOTENCY_CLAIMED:
-        if (ask_over(tier, rec, ngx_current_msec)) {
+        if (ask_lease_over(tier, rec, ngx_current_msec)) {
             ngx_idempotency_record_remove(shm, rec);
             break;
         }
@@ -592,7 +592,7 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
    before it is renewed. */
 
 static ngx_uint_t
-ask_over(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
+ask_lease_over(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     ngx_msec_t now)
 {
     return ngx_idempotency_tier_shared(tier)
@@ -788,8 +788,7 @@ remote_delay(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec)
 }
 
 
-/* a request of this worker waits for a remote claim; called without the lock,
-   and again while it waits */
+/* called again while the request waits */
 
 void
 ngx_idempotency_remote_wait(ngx_idempotency_shm_t *shm, u_char *token,
@@ -816,7 +815,7 @@ ngx_idempotency_remote_wait(ngx_idempotency_shm_t *shm, u_char *token,
 
 
 void
-ngx_idempotency_remote_handler(ngx_event_t *ev)
+ngx_idempotency_remote_poll_handler(ngx_event_t *ev)
 {
     ngx_msec_t                 due;
     ngx_queue_t               *q;

@@ -128,7 +128,7 @@ ngx_msec_t ngx_idempotency_shm_expire(ngx_idempotency_shm_t *shm,
 ngx_int_t ngx_idempotency_shm_lock(ngx_idempotency_shm_t *shm);
 void ngx_idempotency_shm_unlock(ngx_idempotency_shm_t *shm);
 
-/* puts all claims of dead owners in doubt */
+/* puts in doubt all claims whose owners died, or were silent for a lease */
 
 void ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now);
 
@@ -153,12 +153,12 @@ ngx_uint_t ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
 void ngx_idempotency_ask_cancel(ngx_idempotency_shm_t *shm,
     ngx_idempotency_op_t *op);
 
-/* remote claims, with the lock held; remote_wait without it: `due` is when the
-   backing is asked next */
+/* remote claims.  A request of this worker waits for one: `due` is when the
+   backing is asked next.  The handler asks.  Both without the lock */
 
 void ngx_idempotency_remote_wait(ngx_idempotency_shm_t *shm,
     u_char *token, ngx_msec_t due);
-void ngx_idempotency_remote_handler(ngx_event_t *ev);
+void ngx_idempotency_remote_poll_handler(ngx_event_t *ev);
 
 
 #endif /* _NGX_IDEMPOTENCY_SHM_H_INCLUDED_ */

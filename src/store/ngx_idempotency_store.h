@@ -202,7 +202,8 @@ typedef struct {
     unsigned                        retry:1;
     /* don't claim an absent token: it may have been bound before */
     unsigned                        old:1;
-    /* never ask the backing; don't ask it while it is out of reach */
+    /* never ask the backing, as for idempotency_similar; don't ask it while it
+       is out of reach (idempotency_unavailable local) */
     unsigned                        local:1;
     unsigned                        alone:1;
     /* if the token is pending, wait, and call the handler at its change */

@@ -109,8 +109,8 @@ typedef struct {
     /* when a worker last knew that a part of the backing would fail */
     ngx_msec_t                      unwell;
     /* the last failure was for want of room; the log says that there is none */
-    ngx_uint_t                      partly;
-    ngx_uint_t                      full;
+    ngx_uint_t                      was_full;
+    ngx_uint_t                      said_full;
     /* the backing is unavailable until a restart */
     ngx_uint_t                      lost;
     /* the log says that it is unavailable.  Of a shared backing a part may fail

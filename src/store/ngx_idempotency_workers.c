@@ -15,7 +15,8 @@
 
 
 /* SIGN: how often an owner gives a sign of life, POLL: how often a worker
-   without an eventfd looks, in milliseconds; MAILBOX: its tokens */
+   without an eventfd looks, in milliseconds; MAILBOX: of so many changed tokens
+   a worker is told, of more that some have changed */
 
 #define NGX_IDEMPOTENCY_WORKERS_SIGN       100
 #define NGX_IDEMPOTENCY_WORKERS_MAILBOX    128
@@ -38,9 +39,9 @@ typedef struct {
     /* the start of the process, as the system counts, or 0 */
     uint64_t                        started;
     ngx_uint_t                      epoch;
+    /* the last sign of life; when its absence was noticed */
     ngx_msec_t                      seen;
     ngx_msec_t                      suspected;
-
     /* tokens that changed; overflow: more did */
     ngx_uint_t                      overflow;
     ngx_uint_t                      n;

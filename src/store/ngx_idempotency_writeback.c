@@ -126,7 +126,7 @@ static void flush_probe(ngx_idempotency_tier_t *tier);
 static void flush_large(ngx_idempotency_tier_t *tier);
 static ngx_uint_t flushed_batch(ngx_idempotency_tier_t *tier);
 static void flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i);
-static void flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
+static void flushed_health(ngx_idempotency_tier_t *tier, ngx_uint_t failed);
 static void flushed_items(ngx_idempotency_tier_t *tier);
 static void tier_schedule(ngx_idempotency_tier_t *tier);
 static void tier_schedule_handler(ngx_event_t *ev);
@@ -145,7 +145,7 @@ static void tier_event(ngx_idempotency_tier_t *tier, ngx_event_t *ev,
 static void tier_stay_handler(ngx_event_t *ev);
 static void tier_flush_last(ngx_idempotency_tier_t *tier);
 static ngx_uint_t tier_flush_now(ngx_idempotency_tier_t *tier);
-static void tier_flushed(ngx_idempotency_tier_t *tier);
+static void tier_log_delivered(ngx_idempotency_tier_t *tier);
 
 
 static void
@@ -449,7 +449,7 @@ ngx_idempotency_writeback_gone(ngx_idempotency_shm_t *shm, u_char *token,
 }
 
 
-/* a claim that was never sent needs no release */
+/* the ended claim; one that was never sent needs no release */
 
 static ngx_idempotency_record_t *
 queue_gone(ngx_idempotency_record_t *rec, u_char *token, uint32_t sequence)
@@ -939,8 +939,8 @@ flushed_batch(ngx_idempotency_tier_t *tier)
 
                 shm->sh->tier.failing = 1;
                 shm->sh->tier.failed = ngx_current_msec;
-                shm->sh->tier.partly = (batch->why
-                                        == NGX_IDEMPOTENCY_ERROR_FULL);
+                shm->sh->tier.was_full = (batch->why
+                                          == NGX_IDEMPOTENCY_ERROR_FULL);
             }
 
             shm->sh->tier.lost |= batch->lost;
@@ -962,7 +962,7 @@ flushed_batch(ngx_idempotency_tier_t *tier)
         return rc == NGX_DECLINED;
     }
 
-    flushed_outcome(tier, failed);
+    flushed_health(tier, failed);
     flushed_items(tier);
 
     return batch->rc == NGX_OK || ngx_idempotency_tier_shared(tier);
@@ -1074,7 +1074,7 @@ flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i)
 /* the log says once that the backing fails, and once that it is well again */
 
 static void
-flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
+flushed_health(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
 {
     queue_sum_t                 sum;
     ngx_idempotency_batch_t    *batch;
@@ -1102,8 +1102,8 @@ flushed_outcome(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
         queue_sum(tier, &sum);
 
         if (!sum.unsure
-            && (!sh->partly || ngx_current_msec - sh->failed
-                               >= NGX_IDEMPOTENCY_TIER_WELL))
+            && (!sh->was_full || ngx_current_msec - sh->failed
+                                 >= NGX_IDEMPOTENCY_TIER_WELL))
         {
             sh->failing = 0;
             ngx_idempotency_tier_say(tier, NULL);
@@ -1221,14 +1221,14 @@ flushed_items(ngx_idempotency_tier_t *tier)
                       &tier->name, zone, batch->error);
     }
 
-    if (full && !sh->full) {
-        sh->full = 1;
+    if (full && !sh->said_full) {
+        sh->said_full = 1;
         ngx_idempotency_tier_say(tier, batch->error);
 
-    } else if (!full && sh->full && sh->aside == NULL
+    } else if (!full && sh->said_full && sh->aside == NULL
                && batch->rc == NGX_OK)
     {
-        sh->full = 0;
+        sh->said_full = 0;
         ngx_idempotency_tier_say(tier, NULL);
     }
 
@@ -1479,7 +1479,7 @@ tier_hung(ngx_idempotency_tier_t *tier)
     if (hung) {
         sh->failing = 1;
         sh->failed = ngx_current_msec;
-        sh->partly = 0;
+        sh->was_full = 0;
     }
 
     ngx_idempotency_shm_unlock(tier->shm);
@@ -1635,8 +1635,6 @@ tier_thirds(ngx_idempotency_record_t *rec, ngx_msec_t now)
 }
 
 
-/* puts claims in doubt whose workers died, or can't be asked any more */
-
 void
 ngx_idempotency_shm_sweep(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 {
@@ -1769,7 +1767,7 @@ ngx_idempotency_tier_init_process(ngx_idempotency_shm_t *shm,
     tier_event(tier, &tier->scheduled, tier_schedule_handler);
     tier_event(tier, &tier->retry, tier_retry_handler);
     tier_event(tier, &tier->watch, tier_watch_handler);
-    tier_event(tier, &tier->poll, ngx_idempotency_remote_handler);
+    tier_event(tier, &tier->poll, ngx_idempotency_remote_poll_handler);
     tier_event(tier, &tier->stay, tier_stay_handler);
 
     /* a worker does not exit while a timer is set that can't be cancelled */
@@ -1998,7 +1996,7 @@ ngx_idempotency_tier_flush(ngx_idempotency_shm_t *shm)
 
     if (tier->last) {
         tier_flush_last(tier);
-        tier_flushed(tier);
+        tier_log_delivered(tier);
 
     } else if (!ngx_idempotency_tier_shared(tier)) {
         (void) tier_flush_now(tier);
@@ -2093,7 +2091,7 @@ ngx_idempotency_tier_exit_process(ngx_idempotency_shm_t *shm)
 /* logs how many outcomes were flushed, and how many are lost */
 
 static void
-tier_flushed(ngx_idempotency_tier_t *tier)
+tier_log_delivered(ngx_idempotency_tier_t *tier)
 {
     ngx_str_t    *zone;
     ngx_uint_t    left;

@@ -31,7 +31,7 @@ static ngx_connection_t  shm_expire_dumb;
 
 
 static ngx_int_t shm_zone_create(ngx_idempotency_shm_t *shm, uint64_t fence);
-static ngx_int_t shm_zone_records(ngx_idempotency_shm_sh_t *sh,
+static ngx_int_t shm_zone_init_records(ngx_idempotency_shm_sh_t *sh,
     ngx_slab_pool_t *shpool);
 static ngx_uint_t shm_zone_differs(ngx_idempotency_shm_t *shm,
     ngx_idempotency_shm_t *old, ngx_log_t *log);
@@ -39,7 +39,7 @@ static ngx_shm_zone_t *shm_zone_named(volatile ngx_cycle_t *cycle,
     ngx_str_t *name);
 static ngx_int_t shm_zone_keep(ngx_conf_t *cf, ngx_shm_zone_t *zone);
 static ngx_uint_t shm_zone_used(ngx_idempotency_shm_t *shm);
-static void shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log);
+static void shm_zone_recreate(ngx_idempotency_shm_t *shm, ngx_log_t *log);
 static void shm_zone_quit(void);
 static void shm_expire_handler(ngx_event_t *ev);
 static ngx_shm_zone_t *shm_zone_next(volatile ngx_cycle_t *cycle,
@@ -241,7 +241,7 @@ shm_zone_create(ngx_idempotency_shm_t *shm, uint64_t fence)
     sh->generation = shm->generation;
     sh->stats.pages = shpool->pfree + 1;
 
-    if (shm_zone_records(sh, shpool) != NGX_OK) {
+    if (shm_zone_init_records(sh, shpool) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -275,7 +275,7 @@ shm_zone_create(ngx_idempotency_shm_t *shm, uint64_t fence)
 
 
 static ngx_int_t
-shm_zone_records(ngx_idempotency_shm_sh_t *sh,
+shm_zone_init_records(ngx_idempotency_shm_sh_t *sh,
     ngx_slab_pool_t *shpool)
 {
     ngx_uint_t  i, n;
@@ -493,7 +493,7 @@ ngx_idempotency_shm_init_process(ngx_cycle_t *cycle)
     while ((zone = shm_zone_next(cycle, zone)) != NULL) {
         shm = zone->data;
 
-        shm_zone_adopt(shm, cycle->log);
+        shm_zone_recreate(shm, cycle->log);
 
         if (ngx_idempotency_tier_init_process(shm, cycle) != NGX_OK) {
             return NGX_ERROR;
@@ -613,8 +613,10 @@ ngx_idempotency_shm_expire(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 }
 
 
+/* makes a torn zone anew, if the worker's configuration is later than that */
+
 static void
-shm_zone_adopt(ngx_idempotency_shm_t *shm, ngx_log_t *log)
+shm_zone_recreate(ngx_idempotency_shm_t *shm, ngx_log_t *log)
 {
     uint64_t                       fence;
     ngx_uint_t                     anew, warned, since;
