@@ -153,9 +153,9 @@ typedef struct {
 
 /* the column `parts`: what the token is bound to, and the record's mark */
 
-#define DB_BOUND  (offsetof(ngx_idempotency_item_t, mac)                      \
-                   + NGX_IDEMPOTENCY_MAC_LEN                                  \
-                   - offsetof(ngx_idempotency_item_t, parts))
+#define DB_PARTS_LEN  (offsetof(ngx_idempotency_item_t, mac)                  \
+                       + NGX_IDEMPOTENCY_MAC_LEN                              \
+                       - offsetof(ngx_idempotency_item_t, parts))
 
 
 typedef u_char  db_token_t[NGX_IDEMPOTENCY_DIGEST_LEN];
@@ -165,7 +165,7 @@ static ngx_int_t db_prepare(ngx_idempotency_db_t *db);
 static int db_committed(void *data, sqlite3 *sqlite, const char *name,
     int pages);
 static int db_meta(ngx_idempotency_db_t *db, ngx_idempotency_mark_t *mark);
-static ngx_uint_t db_filed(ngx_idempotency_db_t *db);
+static ngx_uint_t db_check_filed(ngx_idempotency_db_t *db);
 static ngx_uint_t db_filed_number(ngx_idempotency_db_t *db,
     ngx_atomic_uint_t *number);
 static ngx_int_t db_moved(ngx_idempotency_db_t *db, ngx_uint_t i,
@@ -174,7 +174,7 @@ static ngx_int_t db_moved(ngx_idempotency_db_t *db, ngx_uint_t i,
 static int db_run(ngx_idempotency_db_t *db, db_sql_e n);
 static int db_number(ngx_idempotency_db_t *db, db_sql_e n, int64_t *value);
 static ngx_int_t db_fail(ngx_idempotency_db_t *db, int rc);
-static ngx_int_t db_files(ngx_idempotency_db_t *db, ngx_uint_t first);
+static ngx_int_t db_check_files(ngx_idempotency_db_t *db, ngx_uint_t first);
 static int db_begin(ngx_idempotency_db_t *db);
 static int db_end(ngx_idempotency_db_t *db, uint64_t fence, int64_t now);
 static int db_expire(ngx_idempotency_db_t *db, int64_t now,
@@ -403,8 +403,7 @@ db_prepare(ngx_idempotency_db_t *db)
         rc = db_number(db, SQL_ROOT, &db->root);
     }
 
-    return (rc == SQLITE_OK) ? db_files(db, 1)
-                             : db_fail(db, rc);
+    return (rc == SQLITE_OK) ? db_check_files(db, 1) : db_fail(db, rc);
 }
 
 
@@ -420,7 +419,7 @@ ngx_idempotency_db_close(ngx_idempotency_db_t *db)
 
     /* SQLite would remove the log by its name: by now perhaps another file's */
 
-    if (db->sqlite && db_files(db, 0) != NGX_OK
+    if (db->sqlite && db_check_files(db, 0) != NGX_OK
         && access(db->path[1], F_OK) == 0)
     {
         persist = 1;
@@ -466,7 +465,7 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
 
     db->state.error[0] = '\0';
 
-    if (db_files(db, 0) != NGX_OK) {
+    if (db_check_files(db, 0) != NGX_OK) {
         rc = db->state.failed ? NGX_ERROR : NGX_ABORT;
         goto failed;
     }
@@ -526,7 +525,7 @@ db_begin(ngx_idempotency_db_t *db)
         rc = db_meta(db, db->conf.mark);
     }
 
-    if (rc == SQLITE_OK && db->conf.mark && !db_filed(db)) {
+    if (rc == SQLITE_OK && db->conf.mark && !db_check_filed(db)) {
         db->state.other = 1;
         rc = SQLITE_MISMATCH;
     }
@@ -602,7 +601,7 @@ db_meta(ngx_idempotency_db_t *db, ngx_idempotency_mark_t *mark)
  */
 
 static ngx_uint_t
-db_filed(ngx_idempotency_db_t *db)
+db_check_filed(ngx_idempotency_db_t *db)
 {
     ngx_uint_t               i;
     struct stat              st;
@@ -764,7 +763,7 @@ db_end(ngx_idempotency_db_t *db, uint64_t fence, int64_t now)
  */
 
 static ngx_int_t
-db_files(ngx_idempotency_db_t *db, ngx_uint_t first)
+db_check_files(ngx_idempotency_db_t *db, ngx_uint_t first)
 {
     ngx_uint_t       i;
     struct stat      st;
@@ -999,8 +998,8 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
         }
     }
 
-    /* with "retry" it is taken over by the same request of the same one, or of
-       one without an identity then */
+    /* with "retry" the same request takes it over, if its identity is the same,
+       or the token was bound without one */
 
     if (found->outcome == NGX_IDEMPOTENCY_IN_DOUBT && item->retry
         && ngx_memcmp(found->fingerprint, item->fingerprint,
@@ -1262,9 +1261,9 @@ db_find(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 }
 
 
-/* Deletes even a damaged row, as its fence is unknown.  A FORGET may be sent
-   twice: not what was claimed since the first one, by our own instance, as the
-   fence shows, or by another one. */
+/* Deletes even a damaged row, whose fence is unknown.  A FORGET may be sent
+   twice, so what was claimed since the first one stays: of our own instance the
+   fence tells that, of another one the time. */
 
 static int
 db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
@@ -1417,7 +1416,7 @@ db_read(sqlite3_stmt *st, u_char *token, db_record_t *rec)
     if (db_blob(st, DB_FINGERPRINT - 1, item->fingerprint,
                 NGX_IDEMPOTENCY_DIGEST_LEN)
         != NGX_OK
-        || db_blob(st, DB_PARTS - 1, &item->parts, DB_BOUND) != NGX_OK)
+        || db_blob(st, DB_PARTS - 1, &item->parts, DB_PARTS_LEN) != NGX_OK)
     {
         return DB_DAMAGED;
     }
@@ -1508,7 +1507,7 @@ db_write(ngx_idempotency_db_t *db, db_sql_e n, u_char *token, db_record_t *rec)
                            SQLITE_STATIC);
     rc |= sqlite3_bind_blob(st, DB_FINGERPRINT, item->fingerprint,
                             NGX_IDEMPOTENCY_DIGEST_LEN, SQLITE_STATIC);
-    rc |= sqlite3_bind_blob(st, DB_PARTS, &item->parts, DB_BOUND,
+    rc |= sqlite3_bind_blob(st, DB_PARTS, &item->parts, DB_PARTS_LEN,
                             SQLITE_STATIC);
     rc |= sqlite3_bind_int64(st, DB_SUM, db_sum(token, item, numbers));
 
@@ -1592,7 +1591,7 @@ db_sum(u_char *token, ngx_idempotency_item_t *item, int64_t *numbers)
 
     p = ngx_cpymem(buf, token, NGX_IDEMPOTENCY_DIGEST_LEN);
     p = ngx_cpymem(p, item->fingerprint, NGX_IDEMPOTENCY_DIGEST_LEN);
-    p = ngx_cpymem(p, &item->parts, DB_BOUND);
+    p = ngx_cpymem(p, &item->parts, DB_PARTS_LEN);
 
     for (i = 0; i <= DB_OF_RECORD; i++) {
         n = (i < DB_OF_RECORD) ? (uint64_t) numbers[i] : item->response.len;
@@ -1702,7 +1701,7 @@ ngx_idempotency_db_tokens(ngx_idempotency_db_t *db, u_char *after,
 
     db->state.error[0] = '\0';
 
-    if (db_files(db, 0) != NGX_OK) {
+    if (db_check_files(db, 0) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -1755,7 +1754,7 @@ ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n)
 
     db->state.error[0] = '\0';
 
-    if (db_files(db, 0) != NGX_OK) {
+    if (db_check_files(db, 0) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -1859,10 +1858,8 @@ db_doubt_dead(ngx_idempotency_db_t *db, int64_t now, ngx_uint_t n,
 }
 
 
-/*
- * Without a restart it does not wait for readers or writers.  If the disk has
- * no room now, the next checkpoint may find it; the commits are in the log.
- */
+/* Without the time it waits for no reader or writer.  If the disk has no room
+   now, the next checkpoint may find some; the commits are in the log. */
 
 ngx_int_t
 ngx_idempotency_db_checkpoint(ngx_idempotency_db_t *db, int64_t now)
@@ -1871,7 +1868,7 @@ ngx_idempotency_db_checkpoint(ngx_idempotency_db_t *db, int64_t now)
 
     db->state.error[0] = '\0';
 
-    if (db_files(db, 0) != NGX_OK) {
+    if (db_check_files(db, 0) != NGX_OK) {
         return NGX_ERROR;
     }
 

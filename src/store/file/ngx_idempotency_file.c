@@ -25,9 +25,12 @@
 #include "ngx_idempotency_thread.h"
 
 
-/* all in milliseconds */
+/* the records of a step of maintenance */
 
-/* how often it asks about claims of another instance: at first, at most */
+#define FILE_TIDY      256
+
+/* In milliseconds, as all that follow: how often it asks about claims of another
+   instance, at first, and at most. */
 
 #define FILE_SOON      5
 #define FILE_SELDOM    50
@@ -55,8 +58,6 @@
 
 #define FILE_MAINTAIN  700
 #define FILE_IDLE      10000
-
-#define FILE_TIDY      256
 
 /* how often workers try a start of the file again that hangs, or was refused */
 
@@ -102,9 +103,9 @@ typedef struct {
     file_conn_t                 sync;
     file_conn_t                 maintain;
 
-    /* NULL: the thread closes its connection.  It may do a start then: that was
-       left to the workers, or of a file that an operator has agreed to; the
-       instance, if a worker has made it already */
+    /* NULL: the thread closes its connection.  starts: then it does a start that
+       was left to the workers, or of a file that an operator has agreed to.
+       instance: a worker has made it already, or 0 */
     ngx_idempotency_batch_t    *batch;
     ngx_uint_t                  starts;
     uint64_t                    instance;

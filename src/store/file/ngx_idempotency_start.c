@@ -93,7 +93,7 @@ typedef struct {
 } start_meta_t;
 
 
-static ngx_int_t start_add(ngx_idempotency_start_t *start, ngx_pool_t *pool);
+static ngx_int_t start_cleanup(ngx_idempotency_start_t *start, ngx_pool_t *pool);
 static void start_close(int *fd);
 static ngx_int_t start_refused(ngx_idempotency_start_t *start, ngx_log_t *log);
 
@@ -126,12 +126,12 @@ static ngx_int_t start_refuse_way(ngx_idempotency_start_t *start);
 static void start_clocks(ngx_idempotency_start_t *start);
 
 static ngx_int_t start_test(ngx_idempotency_start_t *start);
-static int start_tables_made(sqlite3 *sqlite, ngx_idempotency_start_t *start);
+static int start_make_tables(sqlite3 *sqlite, ngx_idempotency_start_t *start);
 static int start_tables(sqlite3 *sqlite, ngx_idempotency_start_t *start);
-static int start_bound(sqlite3 *sqlite, ngx_idempotency_start_t *start);
+static int start_matches(sqlite3 *sqlite, ngx_idempotency_start_t *start);
 static int start_whole(sqlite3 *sqlite, ngx_idempotency_start_t *start);
 static void *start_alarm(void *data);
-static int start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start);
+static int start_give_number(sqlite3 *sqlite, ngx_idempotency_start_t *start);
 static int start_meta(sqlite3 *sqlite, start_meta_t *meta);
 static int start_text(sqlite3 *sqlite, const char *sql, char *text,
     size_t len);
@@ -218,7 +218,7 @@ ngx_idempotency_start(ngx_idempotency_start_t *start, ngx_pool_t *pool,
     start->owners = -1;
     start->file = -1;
 
-    if (start_add(start, pool) != NGX_OK || start_child(start, log) != NGX_OK) {
+    if (start_cleanup(start, pool) != NGX_OK || start_child(start, log) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -249,7 +249,7 @@ ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
     start->owners = fcntl(old->owners, F_DUPFD_CLOEXEC, 0);
     start->file = fcntl(old->file, F_DUPFD_CLOEXEC, 0);
 
-    if (start_add(start, pool) != NGX_OK) {
+    if (start_cleanup(start, pool) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -282,7 +282,7 @@ ngx_idempotency_start_leave(void *data)
 
 
 static ngx_int_t
-start_add(ngx_idempotency_start_t *start, ngx_pool_t *pool)
+start_cleanup(ngx_idempotency_start_t *start, ngx_pool_t *pool)
 {
     ngx_pool_cleanup_t  *cln;
 
@@ -1217,7 +1217,7 @@ ngx_idempotency_start_database(const char *path, ngx_idempotency_start_t *start)
     static int  (*checks[])(sqlite3 *sqlite, ngx_idempotency_start_t *start) = {
         start_tables,
         start_whole,
-        start_bound
+        start_matches
     };
 
     rc = ngx_idempotency_db_connect(path, &sqlite);
@@ -1233,7 +1233,7 @@ ngx_idempotency_start_database(const char *path, ngx_idempotency_start_t *start)
         (void) start_error(start, sqlite, rc);
 
     } else if (!start->found) {
-        rc = start_tables_made(sqlite, start);
+        rc = start_make_tables(sqlite, start);
     }
 
     for (i = 0; rc == SQLITE_OK && i < sizeof(checks) / sizeof(checks[0]); i++)
@@ -1252,7 +1252,7 @@ ngx_idempotency_start_database(const char *path, ngx_idempotency_start_t *start)
     }
 
     if (rc == SQLITE_OK) {
-        rc = start_numbered(sqlite, start);
+        rc = start_give_number(sqlite, start);
 
         if (start->owners != -1) {
             ngx_idempotency_owners_unlock(start->owners,
@@ -1314,7 +1314,7 @@ start_test(ngx_idempotency_start_t *start)
     }
 
     if (rc == SQLITE_OK) {
-        rc = start_bound(sqlite, start);
+        rc = start_matches(sqlite, start);
     }
 
     (void) sqlite3_close(sqlite);
@@ -1325,7 +1325,7 @@ start_test(ngx_idempotency_start_t *start)
 
 
 static int
-start_tables_made(sqlite3 *sqlite, ngx_idempotency_start_t *start)
+start_make_tables(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 {
     int   rc;
     char  stamp[2 * NGX_IDEMPOTENCY_STAMP_LEN + 1], sql[256];
@@ -1415,7 +1415,7 @@ start_tables(sqlite3 *sqlite, ngx_idempotency_start_t *start)
  */
 
 static int
-start_bound(sqlite3 *sqlite, ngx_idempotency_start_t *start)
+start_matches(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 {
     int                       rc;
     start_meta_t              meta;
@@ -1529,7 +1529,7 @@ start_alarm(void *data)
    without a log (WAL). */
 
 static int
-start_numbered(sqlite3 *sqlite, ngx_idempotency_start_t *start)
+start_give_number(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 {
     int            rc;
     start_meta_t   meta;
