@@ -29,8 +29,8 @@
 
 #define FILE_TIDY      256
 
-/* In milliseconds, as all that follow: how often it asks about claims of another
-   instance, at first, and at most. */
+/* In milliseconds, as all that follow: how often it asks about claims of
+   another instance, at first, and at most. */
 
 #define FILE_SOON      5
 #define FILE_SELDOM    50
@@ -103,9 +103,9 @@ typedef struct {
     file_conn_t                 sync;
     file_conn_t                 maintain;
 
-    /* NULL: the thread closes its connection.  starts: then it does a start that
-       was left to the workers, or of a file that an operator has agreed to.
-       instance: a worker has made it already, or 0 */
+    /* NULL: the thread closes its connection.  starts: then it does a start
+       that was left to the workers, or of a file that an operator has agreed
+       to.  instance: a worker has made it already, or 0 */
     ngx_idempotency_batch_t    *batch;
     ngx_uint_t                  starts;
     uint64_t                    instance;

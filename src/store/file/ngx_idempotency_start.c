@@ -93,7 +93,8 @@ typedef struct {
 } start_meta_t;
 
 
-static ngx_int_t start_cleanup(ngx_idempotency_start_t *start, ngx_pool_t *pool);
+static ngx_int_t start_cleanup(ngx_idempotency_start_t *start,
+    ngx_pool_t *pool);
 static void start_close(int *fd);
 static ngx_int_t start_refused(ngx_idempotency_start_t *start, ngx_log_t *log);
 
@@ -218,7 +219,9 @@ ngx_idempotency_start(ngx_idempotency_start_t *start, ngx_pool_t *pool,
     start->owners = -1;
     start->file = -1;
 
-    if (start_cleanup(start, pool) != NGX_OK || start_child(start, log) != NGX_OK) {
+    if (start_cleanup(start, pool) != NGX_OK
+        || start_child(start, log) != NGX_OK)
+    {
         return NGX_ERROR;
     }
 

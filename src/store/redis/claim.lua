@@ -28,7 +28,7 @@ local doubt = is and is.state == 'U'
 local taken = is and is.state == 'P' and is.status ~= 0
 
 if take and string.find(ARGV[7], 'o') then
-    return { 'A', stamp }
+    return { 'A', msec }
 end
 
 if is and is.state == 'P' then
@@ -51,7 +51,7 @@ if is and is.state == 'P' then
             doubt = true
 
         elseif string.find(ARGV[7], 'o') and not taken then
-            return { 'A', stamp }
+            return { 'A', msec }
 
         else
             take = true
@@ -67,7 +67,7 @@ then
     -- it is this claim's own doubt, or a later one's: the call comes late
 
     if is.instance == claim.instance and is.sequence >= claim.sequence then
-        return { 'X', stamp }
+        return { 'X', msec }
     end
 
     take = true
@@ -75,7 +75,7 @@ end
 
 if take then
     if too_late(ARGV[9]) then
-        return { 'L', stamp }
+        return { 'L', msec }
     end
 
     -- The same claim sent twice is written twice, as WAIT counts writes, but
@@ -96,7 +96,7 @@ if take then
 
     redis.call('SET', key, packed(claim), 'PX', ARGV[6])
 
-    return { (doubt or taken) and 'D' or 'C', stamp,
+    return { (doubt or taken) and 'D' or 'C', msec,
              string.format('%.0f', claim.fence) }
 end
 
@@ -110,4 +110,4 @@ if doubt and is.state == 'P' then
     bytes = packed(is)
 end
 
-return { 'B', stamp, bytes }
+return { 'B', msec, bytes }

@@ -8,4 +8,4 @@ if answer then
     return answer
 end
 
-return (is and is.state ~= 'F') and { 'B', stamp, bytes } or { 'A', stamp }
+return (is and is.state ~= 'F') and { 'B', msec, bytes } or { 'A', msec }

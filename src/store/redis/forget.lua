@@ -17,11 +17,11 @@ if answer then
 end
 
 if not is then
-    return { 'A', stamp }
+    return { 'A', msec }
 end
 
 if too_late(ARGV[4]) then
-    return { 'L', stamp }
+    return { 'L', msec }
 end
 
 local by = unpacked(ARGV[1])
@@ -29,12 +29,12 @@ local by = unpacked(ARGV[1])
 if is.state == 'F'
    or (is.instance == by.instance and is.sequence > by.sequence)
 then
-    return { 'A', stamp }
+    return { 'A', msec }
 end
 
 if is.state == 'P' or is.state == 'U' then
     is.state = 'F'
-    redis.call('SET', key, packed(is), 'PX', math.max(ARGV[2], fences))
+    redis.call('SET', key, packed(is), 'PX', math.max(ARGV[2], fence_keep))
 
 else
     redis.call(released(is, true))
@@ -42,4 +42,4 @@ end
 
 redis.pcall(ARGV[3], key, '')
 
-return { 'O', stamp }
+return { 'O', msec }

@@ -9,7 +9,7 @@ clock()
 
 local pattern = string.gsub(ARGV[2], '[*?%[%]^\\]', '\\%0') .. '*'
 local found = redis.call('SCAN', ARGV[1], 'MATCH', pattern, 'COUNT', ARGV[3])
-local listed = { 'O', stamp, found[1] }
+local listed = { 'O', msec, found[1] }
 
 for i = 1, #found[2] do
     key = found[2][i]

@@ -123,7 +123,7 @@ struct redis_zone_s {
 
     ngx_pool_t                     *pool;
     /* NULL: no directive names the zone, only old workers use it */
-    ngx_idempotency_redis_t        *redis;
+    ngx_idempotency_redis_t        *block;
     ngx_idempotency_redis_conf_t   *conf;
     ngx_str_t                       prefix;
     ngx_str_t                       publish;
@@ -205,8 +205,8 @@ static void redis_changed(void *data, ngx_str_t *key);
 static ngx_int_t stamp_init(redis_zone_t *redis);
 static ngx_int_t stamp_init_process(redis_zone_t *redis, ngx_pool_t *pool);
 static void stamp_maintain(ngx_idempotency_tier_t *tier);
-static void stamp_with(redis_zone_t *redis, ngx_idempotency_redis_call_t *call,
-    ngx_uint_t n);
+static void stamp_beat_with(redis_zone_t *redis,
+    ngx_idempotency_redis_call_t *call, ngx_uint_t n);
 static ngx_int_t stamp_agree(ngx_idempotency_tier_t *tier);
 static ngx_int_t stamp_keys(redis_zone_t *redis);
 static void stamp_expect(redis_zone_t *redis);
@@ -295,7 +295,7 @@ ngx_idempotency_backing_redis_add(ngx_conf_t *cf,
     redis->tier.name.len = ngx_sprintf(p, "redis \"%V\"", name) - p;
 
     redis->pool = cf->pool;
-    redis->redis = block;
+    redis->block = block;
     redis->conf = ngx_idempotency_redis_conf(block);
 
     shm->tier = &redis->tier;
@@ -373,7 +373,7 @@ redis_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
     redis = (redis_zone_t *) tier;
     name = &tier->shm->store->name;
 
-    if (redis->redis) {
+    if (redis->block) {
         prefix = &redis->conf->prefix;
 
         p = ngx_pnalloc(redis->pool, prefix->len + name->len + 1);
@@ -418,7 +418,7 @@ redis_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
         }
     }
 
-    if (redis->redis) {
+    if (redis->block) {
         if (redis->conf->mode == NGX_IDEMPOTENCY_REDIS_CLUSTER) {
             ngx_str_set(&redis->publish, "SPUBLISH");
 
@@ -445,12 +445,12 @@ redis_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 {
     redis_zone_t  *redis = (redis_zone_t *) tier;
 
-    if (redis->redis == NULL) {
+    if (redis->block == NULL) {
         return NGX_OK;
     }
 
     if (batch_init(redis, cycle->pool) != NGX_OK
-        || ngx_idempotency_redis_init_process(redis->redis, cycle) != NGX_OK)
+        || ngx_idempotency_redis_init_process(redis->block, cycle) != NGX_OK)
     {
         return NGX_ERROR;
     }
@@ -462,7 +462,7 @@ redis_init_process(ngx_idempotency_tier_t *tier, ngx_cycle_t *cycle)
 static void
 redis_wait(ngx_idempotency_tier_t *tier, ngx_msec_t time, ngx_uint_t first)
 {
-    ngx_idempotency_redis_wait(((redis_zone_t *) tier)->redis, time, first);
+    ngx_idempotency_redis_wait(((redis_zone_t *) tier)->block, time, first);
 }
 
 
@@ -471,8 +471,8 @@ redis_exit_process(ngx_idempotency_tier_t *tier)
 {
     redis_zone_t  *redis = (redis_zone_t *) tier;
 
-    if (redis->redis) {
-        ngx_idempotency_redis_exit_process(redis->redis);
+    if (redis->block) {
+        ngx_idempotency_redis_exit_process(redis->block);
     }
 }
 
@@ -487,7 +487,7 @@ redis_now(ngx_idempotency_tier_t *tier)
     int64_t      time;
     ngx_time_t  *tp;
 
-    time = redis->redis ? ngx_idempotency_redis_time(redis->redis) : 0;
+    time = redis->block ? ngx_idempotency_redis_time(redis->block) : 0;
 
     if (time) {
         return time / 1000;
@@ -504,7 +504,7 @@ redis_nbatches(ngx_idempotency_tier_t *tier)
 {
     redis_zone_t  *redis = (redis_zone_t *) tier;
 
-    return redis->redis ? redis->conf->connections * REDIS_BATCHES : 0;
+    return redis->block ? redis->conf->connections * REDIS_BATCHES : 0;
 }
 
 
@@ -513,8 +513,8 @@ redis_up(ngx_idempotency_tier_t *tier)
 {
     redis_zone_t  *redis = (redis_zone_t *) tier;
 
-    return redis->redis && tier->shm->sh->tier.other != STAMP_REFUSED
-           && ngx_idempotency_redis_up(redis->redis);
+    return redis->block && tier->shm->sh->tier.other != STAMP_REFUSED
+           && ngx_idempotency_redis_up(redis->block);
 }
 
 
@@ -525,11 +525,11 @@ redis_well(ngx_idempotency_tier_t *tier)
 {
     redis_zone_t  *redis = (redis_zone_t *) tier;
 
-    if (redis->redis == NULL || ngx_exiting) {
+    if (redis->block == NULL || ngx_exiting) {
         return NGX_DECLINED;
     }
 
-    return ngx_idempotency_redis_well(redis->redis)
+    return ngx_idempotency_redis_well(redis->block)
            && !tier->shm->sh->tier.other ? NGX_OK : NGX_ERROR;
 }
 
@@ -539,11 +539,11 @@ redis_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
 {
     redis_zone_t  *redis = (redis_zone_t *) tier;
 
-    if (redis->redis == NULL || redis->tier.finished) {
+    if (redis->block == NULL || redis->tier.finished) {
         return NGX_ERROR;
     }
 
-    return ngx_idempotency_redis_list(redis->redis, page, &redis->prefix,
+    return ngx_idempotency_redis_list(redis->block, page, &redis->prefix,
                                       redis_now(tier));
 }
 
@@ -662,8 +662,8 @@ batch_call(redis_batch_t *rb, ngx_idempotency_redis_item_t *ri)
 
     ri->call.deadline = rb->deadline;
 
-    stamp_with(redis, &ri->call, n);
-    ngx_idempotency_redis_call(redis->redis, n, &ri->call);
+    stamp_beat_with(redis, &ri->call, n);
+    ngx_idempotency_redis_call(redis->block, n, &ri->call);
 
     return NGX_OK;
 }
@@ -881,7 +881,7 @@ left_timer_handler(ngx_event_t *ev)
 
     left->ri.call.deadline = ngx_current_msec + redis->conf->timeout;
 
-    ngx_idempotency_redis_call(redis->redis, 0, &left->ri.call);
+    ngx_idempotency_redis_call(redis->block, 0, &left->ri.call);
 }
 
 
@@ -920,7 +920,7 @@ redis_await(ngx_idempotency_tier_t *tier, u_char *token)
     key.len = ngx_idempotency_redis_item_key(key.data, &redis->prefix, token)
               - key.data;
 
-    ngx_idempotency_redis_watch(redis->redis, &key, redis_changed, redis);
+    ngx_idempotency_redis_watch(redis->block, &key, redis_changed, redis);
 }
 
 
@@ -962,7 +962,7 @@ stamp_init(redis_zone_t *redis)
 
     (void) ngx_sprintf(redis->stamp_asker, "%016xL", redis->tier.instance);
 
-    mark->tries = &ngx_idempotency_redis_scripts[NGX_IDEMPOTENCY_REDIS_TRY];
+    mark->rights = &ngx_idempotency_redis_scripts[NGX_IDEMPOTENCY_REDIS_TRY];
     mark->script = &ngx_idempotency_redis_scripts[NGX_IDEMPOTENCY_REDIS_STAMP];
     mark->ask = stamp_ask;
     mark->handler = stamp_mark_handler;
@@ -976,7 +976,7 @@ stamp_init(redis_zone_t *redis)
         return NGX_ERROR;
     }
 
-    ngx_idempotency_redis_mark(redis->redis, mark);
+    ngx_idempotency_redis_mark(redis->block, mark);
 
     return NGX_OK;
 }
@@ -1114,7 +1114,7 @@ stamp_expect(redis_zone_t *redis)
     text->len = ngx_sprintf(text->data, "%L", ngx_max(least, 0)) - text->data;
 
     if (changed) {
-        ngx_idempotency_redis_marked(redis->redis, &redis->mark);
+        ngx_idempotency_redis_marked(redis->block, &redis->mark);
     }
 }
 
@@ -1170,9 +1170,9 @@ stamp_maintain(ngx_idempotency_tier_t *tier)
 
     redis = (redis_zone_t *) tier;
 
-    if (redis->redis == NULL || redis->tier.finished || ngx_exiting
+    if (redis->block == NULL || redis->tier.finished || ngx_exiting
         || ngx_current_msec - redis->beaten < STAMP_INTERVAL
-        || !ngx_idempotency_redis_up(redis->redis))
+        || !ngx_idempotency_redis_up(redis->block))
     {
         return;
     }
@@ -1189,7 +1189,7 @@ stamp_maintain(ngx_idempotency_tier_t *tier)
 /* before the call, on its connection: one acknowledgement covers both */
 
 static void
-stamp_with(redis_zone_t *redis, ngx_idempotency_redis_call_t *call,
+stamp_beat_with(redis_zone_t *redis, ngx_idempotency_redis_call_t *call,
     ngx_uint_t n)
 {
     stamp_beat_t  *beat;
@@ -1235,7 +1235,7 @@ stamp_beat(stamp_beat_t *beat, ngx_uint_t n, ngx_msec_t deadline)
     beat->sent = ngx_current_msec;
     beat->call.deadline = deadline;
 
-    ngx_idempotency_redis_call(redis->redis, n, &beat->call);
+    ngx_idempotency_redis_call(redis->block, n, &beat->call);
 }
 
 
@@ -1588,7 +1588,7 @@ stamp_agree(ngx_idempotency_tier_t *tier)
 
     redis = (redis_zone_t *) tier;
 
-    if (redis->redis == NULL || ngx_idempotency_shm_lock(tier->shm) != NGX_OK) {
+    if (redis->block == NULL || ngx_idempotency_shm_lock(tier->shm) != NGX_OK) {
         return NGX_DECLINED;
     }
 

@@ -423,7 +423,7 @@ ngx_idempotency_redis_master(ngx_idempotency_redis_t *redis, uint64_t *master,
     if (*master == 0 && redis->slots) {
         /* the map may have changed: asks for it; the end of the list sees the
            change */
-        ngx_idempotency_redis_doubt(redis, 1);
+        ngx_idempotency_redis_seek(redis, 1);
     }
 
     for (i = 0; redis->slots && i < NGX_IDEMPOTENCY_REDIS_SLOTS; i++) {
@@ -706,7 +706,7 @@ redis_tick(ngx_event_t *ev)
     }
 
     if (redis->slots && redis->ticks % REDIS_MAP == 0) {
-        ngx_idempotency_redis_doubt(redis, 0);
+        ngx_idempotency_redis_seek(redis, 0);
     }
 
     if (!ngx_exiting) {
@@ -977,7 +977,7 @@ ngx_idempotency_redis_node_conn(redis_node_t *node, ngx_uint_t n,
 
 
 void
-ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis, ngx_uint_t news)
+ngx_idempotency_redis_seek(ngx_idempotency_redis_t *redis, ngx_uint_t news)
 {
     ngx_msec_t     passed, pause;
     redis_conn_t  *conn;
@@ -1207,7 +1207,7 @@ ngx_idempotency_redis_moved(ngx_idempotency_redis_t *redis, ngx_str_t *text,
     redis_node_t  *node;
 
     if (!ask) {
-        ngx_idempotency_redis_doubt(redis, 1);
+        ngx_idempotency_redis_seek(redis, 1);
     }
 
     last = text->data + text->len;
@@ -1603,7 +1603,7 @@ pubsub_push(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
 
         if (channel) {
             channel->subscribed = 0;
-            ngx_idempotency_redis_doubt(conn->redis, 1);
+            ngx_idempotency_redis_seek(conn->redis, 1);
         }
 
         due = ngx_queue_data(ngx_queue_head(&conn->due), redis_due_t, queue);
@@ -1640,7 +1640,7 @@ pubsub_answer(redis_conn_t *conn, void *data,
     verdict = ngx_idempotency_redis_verdict(&reply->str);
 
     if (verdict.error == NGX_IDEMPOTENCY_REDIS_AWAY) {
-        ngx_idempotency_redis_doubt(conn->redis, 1);
+        ngx_idempotency_redis_seek(conn->redis, 1);
         return;
     }
 

@@ -166,7 +166,8 @@ struct ngx_idempotency_redis_stamp_s {
 
 
 struct ngx_idempotency_redis_mark_s {
-    ngx_idempotency_redis_script_t *tries;
+    /* try.lua, stamp.lua */
+    ngx_idempotency_redis_script_t *rights;
     ngx_idempotency_redis_script_t *script;
     ngx_idempotency_redis_stamp_t  *stamps;
     ngx_uint_t                      nstamps;

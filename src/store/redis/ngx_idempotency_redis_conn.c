@@ -279,7 +279,7 @@ ngx_idempotency_redis_conn_lose(redis_conn_t *conn,
     conn->kind->lost(conn);
 
     if (conn->state == redis_closed && !conn->kind->seeks) {
-        ngx_idempotency_redis_doubt(conn->redis, ready);
+        ngx_idempotency_redis_seek(conn->redis, ready);
     }
 }
 

@@ -130,7 +130,8 @@ struct ngx_idempotency_redis_conn_s {
     ngx_event_t                      expire;
     ngx_event_t                      pause;
     ngx_msec_t                       paused;
-    /* calls in "waiting" need replicas or the disk; the server was asked */
+    /* calls in "waiting" need replicas or the disk; how many questions about
+       that are unanswered, and when they were asked */
     unsigned                         durable:1;
     unsigned                         asked:2;
     ngx_msec_t                       asked_at;
@@ -284,7 +285,7 @@ void ngx_idempotency_redis_pipeline_leave(redis_conn_t *conn);
 
 /* a node is no master, or has no address: look again where servers are, later;
    "news": the last look did not show it */
-void ngx_idempotency_redis_doubt(ngx_idempotency_redis_t *redis,
+void ngx_idempotency_redis_seek(ngx_idempotency_redis_t *redis,
     ngx_uint_t news);
 
 /* the node of a key */

@@ -51,7 +51,7 @@ static void pipeline_answer(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static ngx_int_t pipeline_code(redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
-static void pipeline_refused(redis_conn_t *conn,
+static void pipeline_error(redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call, ngx_idempotency_redis_reply_t *reply);
 static void pipeline_resend(redis_conn_t *conn,
     ngx_idempotency_redis_call_t *call);
@@ -77,7 +77,8 @@ static void pipeline_give(redis_conn_t *conn,
     ngx_idempotency_redis_error_e error, ngx_str_t *why, ngx_uint_t maybe);
 static void pipeline_ready(redis_conn_t *conn);
 static void pipeline_lost(redis_conn_t *conn);
-static void mark_doubt(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark);
+static void mark_suspect(redis_conn_t *conn,
+    ngx_idempotency_redis_mark_t *mark);
 static void mark_ask(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark);
 static ngx_uint_t mark_ask_stamp(redis_conn_t *conn,
     ngx_idempotency_redis_stamp_t *stamp, ngx_uint_t text);
@@ -87,9 +88,9 @@ static void mark_try_answer(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static ngx_int_t mark_error(redis_conn_t *conn,
     ngx_idempotency_redis_reply_t *reply);
-static void mark_is(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark,
+static void mark_set(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark,
     ngx_int_t rc);
-static ngx_int_t mark_may(redis_conn_t *conn,
+static ngx_int_t mark_rights(redis_conn_t *conn,
     ngx_idempotency_redis_mark_t *mark, ngx_idempotency_redis_reply_t *reply);
 
 
@@ -328,7 +329,7 @@ pipeline_answer(redis_conn_t *conn, void *data,
     }
 
     if (reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) {
-        pipeline_refused(conn, call, reply);
+        pipeline_error(conn, call, reply);
         return;
     }
 
@@ -379,7 +380,7 @@ pipeline_code(redis_conn_t *conn, ngx_idempotency_redis_call_t *call,
     late = (call->until && ngx_idempotency_resp_is(code, "L"));
 
     if (other) {
-        mark_doubt(conn, call->mark);
+        mark_suspect(conn, call->mark);
     }
 
     if (call->until
@@ -404,7 +405,7 @@ pipeline_code(redis_conn_t *conn, ngx_idempotency_redis_call_t *call,
 
 
 static void
-pipeline_refused(redis_conn_t *conn, ngx_idempotency_redis_call_t *call,
+pipeline_error(redis_conn_t *conn, ngx_idempotency_redis_call_t *call,
     ngx_idempotency_redis_reply_t *reply)
 {
     ngx_idempotency_redis_verdict_t  verdict;
@@ -425,7 +426,7 @@ pipeline_refused(redis_conn_t *conn, ngx_idempotency_redis_call_t *call,
 
     case NGX_IDEMPOTENCY_REDIS_LATER:
         pipeline_later(conn, call, &reply->str);
-        ngx_idempotency_redis_doubt(conn->redis, 0);
+        ngx_idempotency_redis_seek(conn->redis, 0);
         return;
 
     case NGX_IDEMPOTENCY_REDIS_MASTER:
@@ -449,7 +450,7 @@ pipeline_refused(redis_conn_t *conn, ngx_idempotency_redis_call_t *call,
     }
 
     if (call->mark) {
-        mark_doubt(conn, call->mark);
+        mark_suspect(conn, call->mark);
     }
 
     pipeline_give(conn, call, reply, verdict.error, &reply->str,
@@ -843,7 +844,7 @@ ngx_idempotency_redis_mark_ask(redis_conn_t *conn, ngx_uint_t anew)
 /* a call was refused: ask for the mark before the next one */
 
 static void
-mark_doubt(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark)
+mark_suspect(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark)
 {
     if (conn->marks[mark->n] == MARK_THERE) {
         conn->marks[mark->n] = MARK_UNKNOWN;
@@ -893,7 +894,7 @@ mark_ask(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark)
                                    conn->redis->slots
                                    ? "EVAL %V 0 %V SPUBLISH"
                                    : "EVAL %V 0 %V PUBLISH",
-                                   &mark->tries->text, &mark->stamps->key);
+                                   &mark->rights->text, &mark->stamps->key);
 }
 
 
@@ -948,13 +949,13 @@ mark_stamp_answer(redis_conn_t *conn, void *data,
         rc = stamp->mark->handler(stamp, reply);
     }
 
-    mark_is(conn, stamp->mark, rc);
+    mark_set(conn, stamp->mark, rc);
 
     if (rc == NGX_ERROR) {
 
         /* a server that has forgotten may be no master any more */
 
-        ngx_idempotency_redis_doubt(conn->redis, 0);
+        ngx_idempotency_redis_seek(conn->redis, 0);
     }
 }
 
@@ -962,7 +963,7 @@ mark_stamp_answer(redis_conn_t *conn, void *data,
 /* the worst of the answers counts */
 
 static void
-mark_is(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark, ngx_int_t rc)
+mark_set(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark, ngx_int_t rc)
 {
     ngx_uint_t  is;
 
@@ -988,10 +989,10 @@ mark_try_answer(redis_conn_t *conn, void *data,
     rc = mark_error(conn, reply);
 
     if (rc == NGX_DONE) {
-        rc = mark_may(conn, mark, reply);
+        rc = mark_rights(conn, mark, reply);
     }
 
-    mark_is(conn, mark, rc);
+    mark_set(conn, mark, rc);
     conn->marks[mark->n] &= ~MARK_ASKED;
 
     if (conn->state == redis_ready) {
@@ -1038,10 +1039,10 @@ mark_error(redis_conn_t *conn, ngx_idempotency_redis_reply_t *reply)
 }
 
 
-/* what try.lua has found out */
+/* what try.lua has found out of the scripts' rights */
 
 static ngx_int_t
-mark_may(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark,
+mark_rights(redis_conn_t *conn, ngx_idempotency_redis_mark_t *mark,
     ngx_idempotency_redis_reply_t *reply)
 {
     u_char      code;

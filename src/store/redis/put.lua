@@ -21,20 +21,20 @@ if answer then
 end
 
 if too_late(ARGV[9]) then
-    return { 'L', stamp }
+    return { 'L', msec }
 end
 
 local known = unpacked(ARGV[1])
 
--- The zone forgets its outcome then.  A failover must not bring back its claim
--- alone: so what is here is written again, as WAIT counts writes.
+-- The answer "S" makes the zone forget its outcome.  A failover must not bring
+-- back its claim alone: so what is here is written again, as WAIT counts writes.
 
 local function stale()
     if known.state ~= 'P' then
         redis.call('SET', key, redis.call('GET', key), 'keepttl')
     end
 
-    return { 'S', stamp }
+    return { 'S', msec }
 end
 
 if is then
@@ -45,7 +45,7 @@ if is then
         if mine and is.sequence >= known.sequence then
 
             if known.state == 'P' then
-                redis.call('PEXPIRE', key, math.max(ARGV[3], fences))
+                redis.call('PEXPIRE', key, math.max(ARGV[3], fence_keep))
             end
 
             return stale()
@@ -58,15 +58,15 @@ if is then
 
         -- The call comes late, or a memory that was alone did not know of this
         -- record.  A claim that does not know of a doubt would make the token
-        -- fresh with its release.  Its own doubt stays, too: its owner may have
-        -- died, and its instance takes what it finds pending.
+        -- fresh with its release.  A doubt of this very claim stays, too: the
+        -- claim's owner may have died, and what is pending its instance takes.
 
         if is.state == 'D' or is.state == 'N'
            or is.state == 'U' and known.state == 'P'
               and (is.sequence == known.sequence or known.status == 0)
         then
             if is.sequence == known.sequence and is.state == 'U' then
-                return { 'A', stamp }
+                return { 'A', msec }
             end
 
             return stale()
@@ -79,7 +79,7 @@ elseif remains and remains.instance == known.instance
 then
     -- an operator forgot the outcome, or the claim was released since
 
-    return { remains.status ~= 0 and 'A' or 'S', stamp }
+    return { remains.status ~= 0 and 'A' or 'S', msec }
 end
 
 known.lease = (known.state == 'P') and now + ARGV[3] or 0
@@ -95,4 +95,4 @@ end
 -- "T": the server has lost what it had acknowledged, unless that just ended
 
 return { (not is and ARGV[7] == 'k' and (known.state == 'P' or known.ends > now + 1))
-         and 'T' or 'O', stamp }
+         and 'T' or 'O', msec }

@@ -26,9 +26,9 @@ local names = {
 }
 local layout = '>c2c1I1c8I8I8I8I8I8I8I4I4c32c16c4c4c4c16'
 local format, length = 'I2', 144
-local fences = 60000
+local fence_keep = 60000
 
-local key, micros, now, stamp = KEYS[1]
+local key, micros, now, msec = KEYS[1]
 local fence = 0
 local remains
 
@@ -57,7 +57,7 @@ local function clock()
 
     micros = time[1] * 1000000 + time[2]
     now = math.floor(micros / 1000)
-    stamp = string.format('%.0f', now)
+    msec = string.format('%.0f', now)
 end
 
 -- Whether this is the right server, and has not forgotten.  If the call is to
@@ -86,7 +86,7 @@ end
 
 local function read(...)
     if not is_expected() then
-        return nil, nil, { 'I', stamp }
+        return nil, nil, { 'I', msec }
     end
 
     local bytes = redis.pcall(...)
@@ -102,7 +102,7 @@ local function read(...)
     if type(bytes) == 'table' or #bytes < length
        or string.sub(bytes, 1, #format) ~= format
     then
-        return nil, nil, { 'V', stamp }
+        return nil, nil, { 'V', msec }
     end
 
     local record = unpacked(bytes)
@@ -139,5 +139,5 @@ end
 local function released(record, forgotten)
     record.state, record.lease, record.status = 'R', 0, forgotten and 1 or 0
 
-    return 'SET', key, packed(record), 'PX', fences
+    return 'SET', key, packed(record), 'PX', fence_keep
 end

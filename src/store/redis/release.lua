@@ -6,8 +6,8 @@
 --     ARGV     1 the head
 --              2 the command to publish with
 --              3 "f": it was not in doubt, or an operator has settled it
---                "l": the answer to the claim was lost and no request has it.  The
---                claim may have been sent again and executed, so only what is
+--                "l": the claim's answer was lost, and no request has the claim.
+--                It may have been sent again and executed, so only what is
 --                pending is released
 
 clock()
@@ -26,7 +26,7 @@ if not is or is.instance ~= claim.instance
    or is.sequence > claim.sequence
    or (is.sequence < claim.sequence and is.state ~= 'P')
 then
-    return { 'A', stamp }
+    return { 'A', msec }
 end
 
 if is.state == 'P' and is.status ~= 0
@@ -40,4 +40,4 @@ end
 
 redis.pcall(ARGV[2], key, '')
 
-return { 'O', stamp }
+return { 'O', msec }

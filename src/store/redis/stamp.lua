@@ -41,7 +41,7 @@ if bytes then
     end
 
     if not id then
-        return { 'K', stamp, known, ARGV[3], '', '0', '0' }
+        return { 'K', msec, known, ARGV[3], '', '0', '0' }
     end
 end
 
@@ -63,7 +63,7 @@ if known ~= '' then
 end
 
 if code ~= 'O' and ARGV[5] ~= 'a' then
-    return { code, stamp, known, ARGV[3], id or '', string.format('%.0f', was),
+    return { code, msec, known, ARGV[3], id or '', string.format('%.0f', was),
              '0' }
 end
 
@@ -79,7 +79,7 @@ elseif id == known then
 end
 
 if not id then
-    id = string.sub(redis.sha1hex(ARGV[4] .. head .. stamp .. known), 1, 16)
+    id = string.sub(redis.sha1hex(ARGV[4] .. head .. msec .. known), 1, 16)
 end
 
 local passed = now - at
@@ -108,5 +108,5 @@ else
     beat = was
 end
 
-return { code, stamp, known, ARGV[3], id, string.format('%.0f', was),
+return { code, msec, known, ARGV[3], id, string.format('%.0f', was),
          string.format('%.0f', beat) }
