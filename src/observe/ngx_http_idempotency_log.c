@@ -33,6 +33,11 @@
     (sizeof(", outcome: in doubt, age: .000, fence: ")                       \
      + 3 * NGX_INT64_LEN)
 
+/* each status has a counter: else this does not compile */
+
+typedef char  log_statuses_fit_t[
+    (NGX_HTTP_IDEMPOTENCY_STATUSES <= NGX_IDEMPOTENCY_STATS_RESULTS) ? 1 : -1];
+
 typedef struct {
     ngx_msec_t   last;
     /* lines ahead of the rate, in thousandths */
