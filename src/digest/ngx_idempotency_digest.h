@@ -28,7 +28,8 @@
 #define NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION  1
 
 
-/* kinds of digested content; two kinds never give the same digest */
+/* Kinds of digested content: two kinds never give the same digest.  Only a part
+   of a multipart form has a location's letter: the two are never compared. */
 
 #define NGX_IDEMPOTENCY_DIGEST_TOKEN        'T'
 #define NGX_IDEMPOTENCY_DIGEST_FINGERPRINT  'F'
