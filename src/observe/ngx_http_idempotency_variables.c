@@ -271,8 +271,6 @@ variable_text(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* whether the request was refused */
-
 static ngx_uint_t
 variable_refused(ngx_http_idempotency_ctx_t *ctx)
 {

@@ -293,8 +293,6 @@ access_precontent_handler(ngx_http_request_t *r)
 }
 
 
-/* whether the location protects the request */
-
 static ngx_inline ngx_uint_t
 access_protects(ngx_http_request_t *r)
 {
@@ -1720,8 +1718,6 @@ wait_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
            && c->send(c, probe, sizeof(probe) - 1) == NGX_ERROR;
 }
 
-
-/* the request ends: the store's answer is not needed any more */
 
 static void
 wait_cancel(ngx_http_idempotency_ctx_t *ctx)

@@ -1719,8 +1719,6 @@ ngx_http_idempotency_postpone_end(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the request ends */
-
 void
 ngx_http_idempotency_postpone_cancel(ngx_http_idempotency_ctx_t *ctx)
 {

@@ -721,8 +721,6 @@ record_claim(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 }
 
 
-/* this machine's wall clock */
-
 uint64_t
 ngx_idempotency_record_micros(void)
 {

@@ -262,8 +262,6 @@ file_create(file_t *file, ngx_conf_t *cf)
 }
 
 
-/* the new configuration does not name the zone any more */
-
 static ngx_idempotency_tier_t *
 file_unnamed(ngx_conf_t *cf, ngx_idempotency_tier_t *old)
 {
