@@ -8,7 +8,7 @@
  * are: within the block's timeout, and the server does nothing of a call that
  * comes later.
  *
- * Left-over claims: a claim whose connection was lost is sent again over
+ * Stray claims: a claim whose connection was lost is sent again over
  * another connection.  The first call may still be executed until its deadline,
  * whatever the second one was answered.  Then nobody would own the claim, and
  * other machines would find it in doubt.  So it is released when the first call
@@ -68,9 +68,9 @@
 
 #define BATCH_SENT  3
 
-/* a release of a left-over claim that failed is tried again after so long */
+/* a release of a stray claim that failed is tried again after so long */
 
-#define LEFT_AGAIN  1000
+#define STRAY_AGAIN  1000
 
 /* how often the stamps are asked for, and how long they have to be wrong, in
    msec; a late answer may take as long as two calls */
@@ -168,7 +168,7 @@ typedef struct {
     ngx_idempotency_item_t          item;
     ngx_event_t                     timer;
     redis_zone_t                   *redis;
-} left_t;
+} stray_t;
 
 
 static ngx_idempotency_tier_t *redis_unnamed(ngx_conf_t *cf,
@@ -196,10 +196,10 @@ static void batch_answered(redis_batch_t *rb,
     ngx_idempotency_redis_item_t *ri);
 static void batch_foreign(redis_zone_t *redis,
     ngx_idempotency_redis_item_t *ri);
-static void left_add(redis_zone_t *redis, ngx_idempotency_item_t *item,
+static void stray_add(redis_zone_t *redis, ngx_idempotency_item_t *item,
     ngx_msec_t deadline);
-static void left_timer_handler(ngx_event_t *ev);
-static void left_handler(ngx_idempotency_redis_call_t *call);
+static void stray_timer_handler(ngx_event_t *ev);
+static void stray_handler(ngx_idempotency_redis_call_t *call);
 static void redis_await(ngx_idempotency_tier_t *tier, u_char *token);
 static void redis_changed(void *data, ngx_str_t *key);
 static ngx_int_t stamp_init(redis_zone_t *redis);
@@ -701,7 +701,7 @@ batch_handler(ngx_idempotency_redis_call_t *call)
     }
 
     if (ri->lost && ri->item->what == NGX_IDEMPOTENCY_ITEM_ASK) {
-        left_add(rb->redis, ri->item, rb->deadline);
+        stray_add(rb->redis, ri->item, rb->deadline);
     }
 
     batch_answered(rb, ri);
@@ -801,10 +801,10 @@ batch_foreign(redis_zone_t *redis, ngx_idempotency_redis_item_t *ri)
 /* The item as sent.  After the deadline the server executes none of it. */
 
 static void
-left_add(redis_zone_t *redis, ngx_idempotency_item_t *item,
+stray_add(redis_zone_t *redis, ngx_idempotency_item_t *item,
     ngx_msec_t deadline)
 {
-    left_t          *left;
+    stray_t         *stray;
     ngx_msec_int_t   wait;
 
     wait = (ngx_msec_int_t) (deadline - ngx_current_msec);
@@ -813,43 +813,43 @@ left_add(redis_zone_t *redis, ngx_idempotency_item_t *item,
         return;
     }
 
-    left = ngx_calloc(sizeof(left_t) + redis->prefix.len
-                      + NGX_IDEMPOTENCY_REDIS_TOKEN, ngx_cycle->log);
-    if (left == NULL) {
+    stray = ngx_calloc(sizeof(stray_t) + redis->prefix.len
+                       + NGX_IDEMPOTENCY_REDIS_TOKEN, ngx_cycle->log);
+    if (stray == NULL) {
         return;
     }
 
-    left->redis = redis;
+    stray->redis = redis;
 
-    left->item = *item;
-    left->item.what = NGX_IDEMPOTENCY_ITEM_RELEASE;
-    left->item.unanswered = 1;
+    stray->item = *item;
+    stray->item.what = NGX_IDEMPOTENCY_ITEM_RELEASE;
+    stray->item.unanswered = 1;
 
-    left->ri.item = &left->item;
-    left->ri.key = (u_char *) left + sizeof(left_t);
-    left->ri.call.handler = left_handler;
-    left->ri.call.data = left;
-    left->ri.call.mark = &redis->mark;
+    stray->ri.item = &stray->item;
+    stray->ri.key = (u_char *) stray + sizeof(stray_t);
+    stray->ri.call.handler = stray_handler;
+    stray->ri.call.data = stray;
+    stray->ri.call.mark = &redis->mark;
 
-    left->timer.handler = left_timer_handler;
-    left->timer.data = left;
-    left->timer.log = ngx_cycle->log;
+    stray->timer.handler = stray_timer_handler;
+    stray->timer.data = stray;
+    stray->timer.log = ngx_cycle->log;
 
-    ngx_add_timer(&left->timer, wait + 1);
+    ngx_add_timer(&stray->timer, wait + 1);
 }
 
 
 static void
-left_timer_handler(ngx_event_t *ev)
+stray_timer_handler(ngx_event_t *ev)
 {
-    left_t                    *left;
+    stray_t                   *stray;
     ngx_uint_t                 owned;
     redis_zone_t              *redis;
     ngx_idempotency_shm_t     *shm;
     ngx_idempotency_record_t  *rec;
 
-    left = ev->data;
-    redis = left->redis;
+    stray = ev->data;
+    redis = stray->redis;
     shm = redis->tier.shm;
 
     /* the zone has the claim, or may have it, as it is torn; it releases the
@@ -858,47 +858,47 @@ left_timer_handler(ngx_event_t *ev)
     owned = 1;
 
     if (ngx_idempotency_shm_lock(shm) == NGX_OK) {
-        rec = ngx_idempotency_record_current(shm, left->item.token,
+        rec = ngx_idempotency_record_current(shm, stray->item.token,
                                              ngx_current_msec);
 
         owned = (rec
                  && ngx_idempotency_record_sequence(shm, rec)
-                    == left->item.sequence
+                    == stray->item.sequence
                  && !ngx_idempotency_record_negative(rec)
                  && rec->state != NGX_IDEMPOTENCY_REMOTE)
-                || shm->sh->tier.floor != left->item.floor;
+                || shm->sh->tier.floor != stray->item.floor;
 
         ngx_idempotency_shm_unlock(shm);
     }
 
     if (owned) {
-        ngx_free(left);
+        ngx_free(stray);
         return;
     }
 
-    ngx_idempotency_redis_item_call(&left->ri, &redis->prefix, &redis->publish,
+    ngx_idempotency_redis_item_call(&stray->ri, &redis->prefix, &redis->publish,
                                     0);
 
-    left->ri.call.deadline = ngx_current_msec + redis->conf->timeout;
+    stray->ri.call.deadline = ngx_current_msec + redis->conf->timeout;
 
-    ngx_idempotency_redis_call(redis->block, 0, &left->ri.call);
+    ngx_idempotency_redis_call(redis->block, 0, &stray->ri.call);
 }
 
 
 /* a worker that exits gives up: the claim's lease ends */
 
 static void
-left_handler(ngx_idempotency_redis_call_t *call)
+stray_handler(ngx_idempotency_redis_call_t *call)
 {
-    left_t  *left = call->data;
+    stray_t  *stray = call->data;
 
-    if (call->reply || left->redis->tier.finished) {
-        ngx_free(left);
+    if (call->reply || stray->redis->tier.finished) {
+        ngx_free(stray);
         return;
     }
 
-    left->timer.cancelable = 1;
-    ngx_add_timer(&left->timer, LEFT_AGAIN);
+    stray->timer.cancelable = 1;
+    ngx_add_timer(&stray->timer, STRAY_AGAIN);
 }
 
 

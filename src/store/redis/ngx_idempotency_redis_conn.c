@@ -426,7 +426,7 @@ conn_timer(ngx_event_t *ev)
 
 
 void
-ngx_idempotency_redis_conn_settle(redis_conn_t *conn)
+ngx_idempotency_redis_conn_reap(redis_conn_t *conn)
 {
     if (conn->c == NULL) {
         return;
@@ -1168,7 +1168,7 @@ io_read_handler(ngx_event_t *rev)
         return;
     }
 
-    ngx_idempotency_redis_conn_settle(conn);
+    ngx_idempotency_redis_conn_reap(conn);
 }
 
 

@@ -238,7 +238,7 @@ void ngx_idempotency_redis_conn_back(redis_conn_t *conn);
 /* no channel and no call needs it: an exiting worker may close it */
 ngx_uint_t ngx_idempotency_redis_conn_idle(redis_conn_t *conn);
 /* an answer has arrived: closes the connection if nothing needs it any more */
-void ngx_idempotency_redis_conn_settle(redis_conn_t *conn);
+void ngx_idempotency_redis_conn_reap(redis_conn_t *conn);
 /* closes the connection quietly: it is not needed any more, or a new one is */
 void ngx_idempotency_redis_conn_stop(redis_conn_t *conn, char *why);
 void ngx_idempotency_redis_conn_restart(redis_conn_t *conn, ngx_msec_t pause,

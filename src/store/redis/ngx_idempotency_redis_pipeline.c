@@ -659,7 +659,7 @@ pipeline_expire(ngx_event_t *ev)
         ngx_add_timer(&conn->expire, left);
     }
 
-    ngx_idempotency_redis_conn_settle(conn);
+    ngx_idempotency_redis_conn_reap(conn);
 }
 
 
