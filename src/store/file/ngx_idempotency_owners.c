@@ -195,10 +195,8 @@ ngx_idempotency_owners_only(int file, int fd)
 }
 
 
-/* no lock is set, and the file may be one that SQLite has open nowhere here */
-
 ngx_uint_t
-ngx_idempotency_owners_otherwise(const char *path)
+ngx_idempotency_owners_another_way(const char *path)
 {
     int         file, fd;
     ngx_uint_t  other;

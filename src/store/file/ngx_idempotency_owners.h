@@ -92,7 +92,7 @@ ngx_int_t ngx_idempotency_owners_only(int file, int fd);
 /* the same for nginx -t, which locks nothing: whether anybody has the file open
    by another way; no process of ours may have it open */
 
-ngx_uint_t ngx_idempotency_owners_otherwise(const char *path);
+ngx_uint_t ngx_idempotency_owners_another_way(const char *path);
 
 /* NGX_DECLINED: there is no witness, or neither of its slots is whole;
    NGX_ERROR: it can't be read, see ngx_errno */

@@ -1293,7 +1293,7 @@ start_test(ngx_idempotency_start_t *start)
         return NGX_OK;
     }
 
-    if (ngx_idempotency_owners_otherwise((char *) start->path.data)) {
+    if (ngx_idempotency_owners_another_way((char *) start->path.data)) {
         return start_refuse_way(start);
     }
 
