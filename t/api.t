@@ -337,7 +337,7 @@ sub doubt {
     is(names($n->request('PUT', $records, key => 'd1', body => 'executed')), '400 bad_outcome', 'no outcome');
     is(names($n->request('PUT', $records, key => 'd1')), '400 bad_outcome', '... none at all');
     is(names($n->request('PUT', $records, key => 'd1', body => 'done' . ' ' x 100)), '400 bad_outcome', '... too long');
-    is(names($n->request('PUT', "$records?status=99", key => 'd1', body => 'done')), '400 bad_outcome', '... no status');
+    is(names($n->request('PUT', "$records?status=99", key => 'd1', body => 'done')), '400 bad_argument', '... no status');
     is(names($n->request('PUT', $records, body => 'done')), '400 missing', 'no key');
     is(row('d1')->{outcome}, 'in_doubt', 'nothing has changed');
 

@@ -1633,7 +1633,7 @@ record_outcome(ngx_http_request_t *r, record_t *one)
         n = ngx_atoi(value.data, value.len);
 
         if (n < 200 || n > 599) {
-            return api_bad_outcome;
+            return api_bad_argument;
         }
 
         one->status = n;
