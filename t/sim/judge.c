@@ -149,8 +149,10 @@ judge_heard(uint64_t instance, ngx_uint_t token, uint64_t fence,
               (unsigned) e->n);
     }
 
+    /* what is told again was there before */
+
+    e->wrote = e->told ? e->wrote : wrote();
     e->heard = now;
-    e->wrote = wrote();
     e->shown = 0;
     e->granted = 1;
     e->told |= outcome;
@@ -321,8 +323,31 @@ judge_nginx_gone(nginx_t *g)
 }
 
 
-/* nothing keeps it from telling the store; of what is in doubt the claim is
-   enough */
+/* its owner has gone, and nobody was granted the token since */
+
+static ngx_uint_t
+abandoned(exec_t *e)
+{
+    exec_t   *x;
+    grant_t  *g;
+
+    for (x = e + 1; x < execs + nexecs && x->token != e->token; x++) {
+        /* void */
+    }
+
+    for (g = grants; g < grants + ngrants
+         && (g->token != e->token || g->at < e->began); g++)
+    {
+        /* void */
+    }
+
+    return e->state == RUNS && !e->releasing && !closed(e)
+           && x == execs + nexecs && g == grants + ngrants;
+}
+
+
+/* nothing keeps it from telling the store, nor that an owner has gone; of what
+   was given up the claim is enough */
 
 void
 judge_delivered(nginx_t *g, char *when)
@@ -331,10 +356,12 @@ judge_delivered(nginx_t *g, char *when)
 
     for (e = execs; e < execs + nexecs; e++) {
 
-        if (e->instance == g->instance && e->state == RECORDED && !e->told
+        if (e->instance == g->instance && !e->told
+            && (abandoned(e)
+                || (e->state == RECORDED && now < e->until
+                    && e->outcome != NGX_IDEMPOTENCY_IN_DOUBT))
             && !e->outdone && !e->forgotten && !e->refused
-            && e->outcome != NGX_IDEMPOTENCY_IN_DOUBT
-            && set.store != SIM_MEMORY && now < e->until)
+            && set.store != SIM_MEMORY)
         {
             fault("nginx %c %s, and the store lacks the outcome of execution "
                   "%u", g->name, when, (unsigned) e->n);

@@ -593,10 +593,11 @@ nginx_reload(nginx_t *g)
 }
 
 
-/* something keeps it from telling the store all that it has */
+/* something keeps it from telling the store all that it has: one that quits has
+   time until the store is well again */
 
 static ngx_uint_t
-nginx_ill(nginx_t *g)
+nginx_ill(nginx_t *g, ngx_uint_t at_once)
 {
     ngx_uint_t  i, up;
 
@@ -608,10 +609,13 @@ nginx_ill(nginx_t *g)
         up |= g->procs[i].up;
     }
 
-    /* the last one was killed before it had a successor */
+    /* the last one was killed before it had a successor; who waits for a Redis
+       at its end hears nothing here */
 
-    return !up || now < hung || now < failing || now < crammed || exchanged
-           || now < g->healed || g->says_down;
+    return !up
+           || (at_once && (set.store == SIM_REDIS || now < hung
+                           || now < failing || now < crammed || exchanged
+                           || g->says_down));
 }
 
 
@@ -624,9 +628,7 @@ nginx_end(nginx_t *g, ngx_uint_t at_once)
          at_once ? "terminate" : "quit");
 
     g->ends = 1;
-    /* who waits for a Redis at its end hears nothing here */
-
-    g->disturbed = nginx_ill(g) || (at_once && set.store == SIM_REDIS);
+    g->disturbed = nginx_ill(g, at_once);
 
     for (i = 0; i < SIM_SLOTS; i += 2) {
         nginx_quits(g, i, at_once ? SIM_TERM : SIM_QUIT);

@@ -326,9 +326,19 @@ ngx_idempotency_workers_init_process(ngx_cycle_t *cycle,
 }
 
 
+/* in the table, and not as a process yet */
+
+static u_char *
+workers_ended(void)
+{
+    return sim.zone + SIM_ZONE + 1024;
+}
+
+
 void
 ngx_idempotency_workers_exit_process(ngx_cycle_t *cycle)
 {
+    workers_ended()[sim.slot] = 1;
 }
 
 
@@ -351,7 +361,9 @@ ngx_uint_t
 ngx_idempotency_worker_alive(ngx_idempotency_worker_t *worker,
     ngx_msec_t claimed, ngx_msec_t lease, ngx_msec_t now)
 {
-    if (!host->alive(host->worker, worker->slot, worker->epoch)) {
+    if (workers_ended()[worker->slot]
+        || !host->alive(host->worker, worker->slot, worker->epoch))
+    {
         return 0;
     }
 
@@ -388,7 +400,7 @@ ngx_idempotency_workers_others(ngx_idempotency_workers_t *set,
     for (i = 0; i < (lower ? sim.slot : SIM_SLOTS); i++) {
 
         if (i != sim.slot && (set->bits[0] & (uint64_t) 1 << i)
-            && host->alive(host->worker, i, 0))
+            && !workers_ended()[i] && host->alive(host->worker, i, 0))
         {
             return 1;
         }
@@ -1284,6 +1296,8 @@ sim_start(sim_conf_t *conf)
     sim_log.log_level = NGX_LOG_NOTICE;
     sim_time.sec = host->wall(host->worker) / 1000;
     ngx_cached_time = &sim_time;
+
+    workers_ended()[sim.slot] = 0;
 
     unit_cycle.log = &sim_log;
     unit_cycle.conf_ctx = (void ****) sim_ctx;
