@@ -363,10 +363,12 @@ conf_zone_file(ngx_conf_t *cf, conf_zone_t *zone,
     if (zone->max_size.data) {
         conf.max_size = ngx_parse_offset(&zone->max_size);
 
-        if (conf.max_size == NGX_ERROR || conf.max_size == 0) {
+        /* the tables alone take 24k, and some room is for what is bound */
+
+        if (conf.max_size < 64 * 1024) {
             ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
-                               "invalid parameter \"max_size=%V\"",
-                               &zone->max_size);
+                               "invalid parameter \"max_size=%V\", it must be "
+                               "a size of 64k or more", &zone->max_size);
             return NGX_ERROR;
         }
     }

@@ -69,6 +69,7 @@ wrong(@$_) for
     [ 'state=a.db max_size=0', 'invalid parameter "max_size=0"' ],
     [ 'state=a.db max_size=-1', 'invalid parameter "max_size=-1"' ],
     [ 'state=a.db max_size=1x', 'invalid parameter "max_size=1x"' ],
+    [ 'state=a.db max_size=65535', 'invalid parameter "max_size=65535", it must be a size of 64k or more' ],
     [ 'state=a.db max_size=1g max_size=1g', 'invalid parameter "max_size=1g"' ],
     [ 'state=a.db threads=default', 'invalid parameter "threads=default"' ],
     [ 'state=a.db other=1', 'invalid parameter "other=1"' ],
@@ -82,7 +83,7 @@ wrong("state=$_->[0];\nidempotency_zone zone=y:16m state=$_->[1]",
     [ 'a.db', 'a.db' ], [ 'a.db', '$TEST_NGINX_ROOT/a.db' ];
 
 for ('state=a.db', 'state=a.db sync=strict', 'state=a.db sync=batched',
-     'state=a.db sync=batched max_size=100m', 'evict=responses state=a.db',
+     'state=a.db sync=batched max_size=64k', 'evict=responses state=a.db',
      'evict=off sync=strict state=$TEST_NGINX_ROOT/a.db')
 {
     my ($ok, $said) = tested("idempotency_zone zone=z:16m $_;\n");
