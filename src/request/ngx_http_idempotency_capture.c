@@ -478,7 +478,8 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     capture->status = r->headers_out.status;
     capture->size = 0;
-    capture->expected = r->headers_out.content_length_n;
+    capture->expected = capture_bodyless(r) ? 0
+                                            : r->headers_out.content_length_n;
     capture->pieces = NULL;
     capture->last_piece = NULL;
 
