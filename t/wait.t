@@ -276,7 +276,7 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
     $h2[1]->reset_stream($s[1]);
 
     ok(until_true {
-        my @gone = $n->access_log =~ m{^/x\?id=leave\S* 499 }mg;
+        my @gone = $n->access_log =~ m{^/x\?id=leave\S* 499 IN_PROGRESS$}mg;
         @gone == 10;
     }, '10 of them leave: 499, at once') or diag($n->access_log);
 

@@ -211,16 +211,26 @@ static ngx_int_t
 variable_text(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     variable_e what, ngx_str_t *value)
 {
-    u_char  *text;
+    u_char                         *text;
+    ngx_http_idempotency_status_e   status;
 
     switch (what) {
 
     case variable_status:
-        if (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_NONE) {
-            return NGX_DECLINED;
+        status = ctx->status;
+
+        if (status == NGX_HTTP_IDEMPOTENCY_STATUS_NONE) {
+
+            if (!ctx->wait.waited) {
+                return NGX_DECLINED;
+            }
+
+            /* the client left while the request waited */
+
+            status = NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS;
         }
 
-        *value = ngx_http_idempotency_statuses[ctx->status].label;
+        *value = ngx_http_idempotency_statuses[status].label;
 
         if (!ctx->conf->dry_run) {
             value->len -= NGX_HTTP_IDEMPOTENCY_LABEL_SUFFIX;
