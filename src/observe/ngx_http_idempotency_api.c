@@ -306,9 +306,9 @@ static api_refusal_t  api_refusals[] = {
     refusal(bad_store, NGX_HTTP_BAD_REQUEST, "This says nothing of the store",
             "What can be said is {\"store\":\"accept\"}."),
 
-    refusal(not_refused, NGX_HTTP_CONFLICT, "The store is not refused",
-            "It is the one that it was, or there is none: nothing has to be "
-            "agreed to."),
+    refusal(not_refused, NGX_HTTP_CONFLICT, "There is nothing to agree to",
+            "The store is the one that it was, or there is none, or it cannot "
+            "be used as it is: then the error log says why."),
 
     refusal(no_backing, NGX_HTTP_BAD_REQUEST, "Nothing stands behind this zone",
             "All that it knows is in this machine's memory."),
