@@ -171,14 +171,14 @@ static void owner_give_up(ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t limits_time(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static void limits_log_window(ngx_http_request_t *r, ngx_str_t *text);
-static ngx_int_t limits_value(ngx_http_request_t *r,
+static ngx_int_t limits_quota_value(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_value_t *of);
 static void limits_address(ngx_connection_t *c, ngx_str_t *value);
 static ngx_int_t wait_begin(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_claim_t *claim,
     ngx_msec_t delay);
 static void wait_reading(ngx_http_request_t *r);
-static ngx_uint_t wait_left(ngx_http_request_t *r,
+static ngx_uint_t wait_client_left(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static void wait_cancel(ngx_http_idempotency_ctx_t *ctx);
 static void wait_timer_handler(ngx_event_t *ev);
@@ -603,7 +603,7 @@ access_claim_again(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     if (ctx->conf->quota && ctx->claim.quota == 0) {
 
-        rc = limits_value(r, ctx, ctx->conf->quota_value);
+        rc = limits_quota_value(r, ctx, ctx->conf->quota_value);
 
         if (rc == NGX_ERROR) {
             return NGX_HTTP_INTERNAL_SERVER_ERROR;
@@ -1528,7 +1528,7 @@ ngx_http_idempotency_quota_value(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx)
 {
     if (ctx->claim.quota == 0) {
-        (void) limits_value(r, ctx, NULL);
+        (void) limits_quota_value(r, ctx, NULL);
     }
 }
 
@@ -1536,7 +1536,7 @@ ngx_http_idempotency_quota_value(ngx_http_request_t *r,
 /* NGX_DECLINED: the value is empty, and nothing is counted */
 
 static ngx_int_t
-limits_value(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+limits_quota_value(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_value_t *of)
 {
     u_char                    address[NGX_SOCKADDR_STRLEN];
@@ -1657,7 +1657,7 @@ wait_reading(ngx_http_request_t *r)
     rev = r->connection->read;
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (wait_left(r, ctx)) {
+    if (wait_client_left(r, ctx)) {
         rev->eof = 1;
         r->connection->error = 1;
 
@@ -1683,7 +1683,7 @@ wait_reading(ngx_http_request_t *r)
  */
 
 static ngx_uint_t
-wait_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+wait_client_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     int                n, err;
     char               buf[1];

@@ -105,17 +105,17 @@ struct credential_word_s {
 #define NGX_HTTP_IDEMPOTENCY_CREDENTIAL_USUAL  256
 
 
-static ngx_int_t bind_scope(ngx_http_request_t *r,
+static ngx_int_t scope_value(ngx_http_request_t *r,
     ngx_http_idempotency_loc_conf_t *conf, ngx_str_t *scope);
-static ngx_int_t bind_fingerprint(ngx_http_request_t *r,
+static ngx_int_t digest_fingerprint(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
-static void bind_content(ngx_http_request_t *r,
+static void digest_content(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_str_t *scope, u_char kind,
     u_char *token);
-static void bind_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
+static void digest_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
     char *name);
-static void bind_key_headers(ngx_array_t *keys, ngx_idempotency_digest_t *d);
-static void bind_number(ngx_idempotency_digest_t *d, size_t n);
+static void digest_key_headers(ngx_array_t *keys, ngx_idempotency_digest_t *d);
+static void digest_number(ngx_idempotency_digest_t *d, size_t n);
 static ngx_int_t identity_default(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_idempotency_digest_t *d,
     ngx_uint_t *shown);
@@ -223,15 +223,15 @@ ngx_http_idempotency_digest_request(ngx_http_request_t *r,
     ctx->similar = NULL;
 
     if (ngx_http_idempotency_identity(r, ctx) == NGX_ERROR
-        || bind_fingerprint(r, ctx) != NGX_OK
-        || bind_scope(r, ctx->conf, &scope) != NGX_OK)
+        || digest_fingerprint(r, ctx) != NGX_OK
+        || scope_value(r, ctx->conf, &scope) != NGX_OK)
     {
         return NGX_ERROR;
     }
 
     if (ngx_http_idempotency_by_content(ctx)) {
-        bind_content(r, ctx, &scope, NGX_IDEMPOTENCY_DIGEST_CONTENT,
-                     ctx->claim.op.token);
+        digest_content(r, ctx, &scope, NGX_IDEMPOTENCY_DIGEST_CONTENT,
+                       ctx->claim.op.token);
         return NGX_OK;
     }
 
@@ -252,8 +252,8 @@ ngx_http_idempotency_digest_request(ngx_http_request_t *r,
         return NGX_ERROR;
     }
 
-    bind_content(r, ctx, &scope, NGX_IDEMPOTENCY_DIGEST_SIMILAR,
-                 ctx->similar->claim.op.token);
+    digest_content(r, ctx, &scope, NGX_IDEMPOTENCY_DIGEST_SIMILAR,
+                   ctx->similar->claim.op.token);
 
     return NGX_OK;
 }
@@ -269,7 +269,7 @@ ngx_http_idempotency_token(ngx_http_request_t *r,
 
     if (scope == NULL) {
 
-        if (bind_scope(r, conf, &own) != NGX_OK) {
+        if (scope_value(r, conf, &own) != NGX_OK) {
             return NGX_ERROR;
         }
 
@@ -294,7 +294,7 @@ ngx_http_idempotency_token(ngx_http_request_t *r,
  */
 
 static ngx_int_t
-bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+digest_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     u_char                     action[NGX_IDEMPOTENCY_DIGEST_LEN];
     ngx_str_t                  value;
@@ -357,7 +357,7 @@ bind_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
  */
 
 static void
-bind_content(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
+digest_content(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_str_t *scope, u_char kind, u_char *token)
 {
     ngx_str_t                      value;
@@ -384,8 +384,8 @@ bind_content(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
         || (identity && identity->constant && !identity->script.lengths))
     {
         ngx_idempotency_digest_field(&d, &r->connection->addr_text);
-        bind_lines(r, &d, "user_agent");
-        bind_lines(r, &d, "accept_language");
+        digest_lines(r, &d, "user_agent");
+        digest_lines(r, &d, "accept_language");
     }
 
     ngx_idempotency_digest_final(&d, token);
@@ -393,7 +393,7 @@ bind_content(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
 
 static void
-bind_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d, char *name)
+digest_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d, char *name)
 {
     ngx_table_elt_t  *h;
 
@@ -411,7 +411,7 @@ bind_lines(ngx_http_request_t *r, ngx_idempotency_digest_t *d, char *name)
 /* by default $server_name, which needs no evaluation */
 
 static ngx_int_t
-bind_scope(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
+scope_value(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
     ngx_str_t *scope)
 {
     ngx_http_core_srv_conf_t  *cscf;
@@ -443,13 +443,13 @@ ngx_http_idempotency_digest_settings(ngx_http_idempotency_loc_conf_t *conf)
     ngx_idempotency_digest_init(&d, NULL, NGX_IDEMPOTENCY_DIGEST_OTHER_VERSION,
                                 NGX_IDEMPOTENCY_DIGEST_SETTINGS);
 
-    bind_number(&d, conf->canon.flags & NGX_IDEMPOTENCY_CANON_ALL);
-    bind_number(&d, conf->normalize_buffer);
+    digest_number(&d, conf->canon.flags & NGX_IDEMPOTENCY_CANON_ALL);
+    digest_number(&d, conf->normalize_buffer);
 
     n = conf->ignore_fields ? conf->ignore_fields->nelts : 0;
     name = n ? conf->ignore_fields->elts : NULL;
 
-    bind_number(&d, n);
+    digest_number(&d, n);
 
     for (i = 0; i < n; i++) {
         ngx_idempotency_digest_field(&d, &name[i]);
@@ -458,7 +458,7 @@ ngx_http_idempotency_digest_settings(ngx_http_idempotency_loc_conf_t *conf)
     n = conf->bind ? conf->bind->nelts : 0;
     cv = n ? conf->bind->elts : NULL;
 
-    bind_number(&d, n);
+    digest_number(&d, n);
 
     for (i = 0; i < n; i++) {
         ngx_idempotency_digest_field(&d, &cv[i].value);
@@ -467,7 +467,7 @@ ngx_http_idempotency_digest_settings(ngx_http_idempotency_loc_conf_t *conf)
     /* where idempotency_identity is empty, the default follows, and cookies
        count */
 
-    bind_number(&d, conf->identity ? 1 : 0);
+    digest_number(&d, conf->identity ? 1 : 0);
 
     if (conf->identity) {
         ngx_idempotency_digest_field(&d, &conf->identity->script.value);
@@ -481,7 +481,7 @@ ngx_http_idempotency_digest_settings(ngx_http_idempotency_loc_conf_t *conf)
         }
     }
 
-    bind_key_headers(conf->keys, &d);
+    digest_key_headers(conf->keys, &d);
 
     ngx_idempotency_digest_final(&d, out);
 
@@ -489,10 +489,10 @@ ngx_http_idempotency_digest_settings(ngx_http_idempotency_loc_conf_t *conf)
 }
 
 
-/* headers that would be credentials if they were no part of a key */
+/* those that would be credentials if they were no part of a key */
 
 static void
-bind_key_headers(ngx_array_t *keys, ngx_idempotency_digest_t *d)
+digest_key_headers(ngx_array_t *keys, ngx_idempotency_digest_t *d)
 {
     ngx_str_t                   *name;
     ngx_uint_t                   i, n;
@@ -516,7 +516,7 @@ bind_key_headers(ngx_array_t *keys, ngx_idempotency_digest_t *d)
 
 
 static void
-bind_number(ngx_idempotency_digest_t *d, size_t n)
+digest_number(ngx_idempotency_digest_t *d, size_t n)
 {
     u_char     text[NGX_SIZE_T_LEN];
     ngx_str_t  value;

@@ -147,7 +147,7 @@ static peer_t *peer_of(ngx_peer_connection_t *pc);
 static ngx_int_t peers_init_zone(ngx_shm_zone_t *shm_zone, void *data);
 static ngx_uint_t peers_add(peer_t *p);
 static peer_sent_t *peers_find(peer_ends_t *ends, ngx_uint_t take);
-static ngx_uint_t peers_here(struct sockaddr *sockaddr);
+static ngx_uint_t peers_listened_at(struct sockaddr *sockaddr);
 static ngx_int_t peers_end(ngx_socket_t s, ngx_uint_t other, u_char *end);
 static ngx_int_t send_once(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
@@ -1272,7 +1272,7 @@ peers_add(peer_t *p)
     fd = pc->connection->fd;
     claim = &p->ctx->claim;
 
-    if (!peers_here(pc->sockaddr)
+    if (!peers_listened_at(pc->sockaddr)
         || peers_end(fd, 0, p->ends.connected) != NGX_OK
         || peers_end(fd, 1, p->ends.accepted) != NGX_OK)
     {
@@ -1334,7 +1334,7 @@ peers_find(peer_ends_t *ends, ngx_uint_t take)
 /* whether this nginx listens at that port */
 
 static ngx_uint_t
-peers_here(struct sockaddr *sockaddr)
+peers_listened_at(struct sockaddr *sockaddr)
 {
     in_port_t         port;
     ngx_uint_t        i;

@@ -51,7 +51,7 @@ static ngx_uint_t ask_old_copy(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 static ngx_uint_t ask_alone(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim);
-static ngx_int_t ask_miss(ngx_idempotency_shm_t *shm,
+static ngx_int_t ask_backing(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static ngx_int_t ask_asking(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t *rec);
@@ -117,7 +117,7 @@ ngx_idempotency_ask_lookup(ngx_idempotency_shm_t *shm,
     switch (state) {
 
     case NGX_IDEMPOTENCY_GONE:
-        return ask_miss(shm, claim, rec);
+        return ask_backing(shm, claim, rec);
 
     case NGX_IDEMPOTENCY_PENDING:
         return NGX_DECLINED;
@@ -156,7 +156,7 @@ ask_outcome(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 {
     if (ask_old_copy(shm, *rec, claim->op.now)) {
         ngx_idempotency_record_remove(shm, *rec);
-        return ask_miss(shm, claim, rec);
+        return ask_backing(shm, claim, rec);
     }
 
     /* `strict`: no client gets an outcome that the backing lacks */
@@ -215,8 +215,10 @@ ask_alone(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 }
 
 
+/* the zone has no record, or has just removed it */
+
 static ngx_int_t
-ask_miss(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
+ask_backing(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_t **rec)
 {
     ngx_idempotency_result_e  result;
@@ -338,7 +340,7 @@ ask_granted(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     ngx_idempotency_record_change(shm, *rec, NGX_IDEMPOTENCY_ON_ORPHAN,
                                   claim->op.now);
 
-    return ask_miss(shm, claim, rec);
+    return ask_backing(shm, claim, rec);
 }
 
 
@@ -389,7 +391,7 @@ ask_negative(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     ngx_idempotency_record_remove(shm, *rec);
 
-    return ask_miss(shm, claim, rec);
+    return ask_backing(shm, claim, rec);
 }
 
 
@@ -432,7 +434,7 @@ ask_in_doubt(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 
     ngx_idempotency_record_remove(shm, *rec);
 
-    return ask_miss(shm, claim, rec);
+    return ask_backing(shm, claim, rec);
 }
 
 

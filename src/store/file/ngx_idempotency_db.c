@@ -196,7 +196,7 @@ static int db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     int64_t now);
 static int db_take(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     db_record_t *rec, int64_t now);
-static int db_bound(ngx_idempotency_item_t *item,
+static int db_answer(ngx_idempotency_item_t *item,
     ngx_idempotency_item_t *found);
 static int db_put(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     int64_t now);
@@ -212,7 +212,7 @@ static int db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     int64_t now);
 static int db_in_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now,
     db_record_t *rec);
-static int db_nothing(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
+static int db_no_row(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
     int rc);
 static void db_unavailable(ngx_idempotency_db_t *db,
     ngx_idempotency_item_t *item, char *why);
@@ -963,7 +963,7 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
     }
 
     if (rc != SQLITE_OK) {
-        return db_nothing(db, item, rc);
+        return db_no_row(db, item, rc);
     }
 
     found = &rec.item;
@@ -988,7 +988,7 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
         }
 
         if (!own && db->conf.alive(db->conf.data, found->instance)) {
-            return db_bound(item, &rec.item);
+            return db_answer(item, &rec.item);
         }
 
         rc = db_in_doubt(db, item->token, now, &rec);
@@ -1018,7 +1018,7 @@ db_ask(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
         return db_take(db, item, &rec, now);
     }
 
-    return db_bound(item, &rec.item);
+    return db_answer(item, &rec.item);
 }
 
 
@@ -1069,7 +1069,7 @@ db_take(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item,
 
 
 static int
-db_bound(ngx_idempotency_item_t *item, ngx_idempotency_item_t *found)
+db_answer(ngx_idempotency_item_t *item, ngx_idempotency_item_t *found)
 {
     if (found->response.len && !item->length_only) {
         item->response.data = malloc(found->response.len);
@@ -1114,7 +1114,7 @@ db_put(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
     rc = db_look(db, item->token, now, &rec);
 
     if (rc != SQLITE_OK && rc != DB_ABSENT) {
-        return db_nothing(db, item, rc);
+        return db_no_row(db, item, rc);
     }
 
     old = (rc == SQLITE_OK) ? &rec : NULL;
@@ -1218,7 +1218,7 @@ db_release(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
     rc = db_look(db, item->token, now, &rec);
 
     if (rc != SQLITE_OK) {
-        return db_nothing(db, item, rc);
+        return db_no_row(db, item, rc);
     }
 
     pending = (rec.item.outcome == NGX_IDEMPOTENCY_PENDING);
@@ -1256,8 +1256,8 @@ db_find(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
 
     rc = db_look(db, item->token, now, &rec);
 
-    return (rc == SQLITE_OK) ? db_bound(item, &rec.item)
-                             : db_nothing(db, item, rc);
+    return (rc == SQLITE_OK) ? db_answer(item, &rec.item)
+                             : db_no_row(db, item, rc);
 }
 
 
@@ -1276,7 +1276,7 @@ db_forget(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int64_t now)
     rc = db_look(db, item->token, now, &rec);
 
     if (rc != SQLITE_OK && rc != DB_DAMAGED) {
-        return db_nothing(db, item, rc);
+        return db_no_row(db, item, rc);
     }
 
     if (rc == SQLITE_OK) {
@@ -1328,7 +1328,7 @@ db_in_doubt(ngx_idempotency_db_t *db, u_char *token, int64_t now,
 /* no row was found: a damaged one is neither there nor absent */
 
 static int
-db_nothing(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int rc)
+db_no_row(ngx_idempotency_db_t *db, ngx_idempotency_item_t *item, int rc)
 {
     switch (rc) {
 

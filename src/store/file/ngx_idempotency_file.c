@@ -160,7 +160,7 @@ static int64_t file_now(ngx_idempotency_tier_t *tier);
 static int64_t file_time(ngx_idempotency_tier_sh_t *sh);
 static ngx_msec_t file_msec(void);
 static ngx_uint_t file_alive(void *data, uint64_t instance);
-static ngx_uint_t file_may(void *data);
+static ngx_uint_t file_may_commit(void *data);
 static ngx_uint_t file_up(ngx_idempotency_tier_t *tier);
 static ngx_int_t file_agree(ngx_idempotency_tier_t *tier);
 
@@ -631,7 +631,7 @@ file_alive(void *data, uint64_t instance)
 /* false: another worker has taken over the batch */
 
 static ngx_uint_t
-file_may(void *data)
+file_may_commit(void *data)
 {
     file_work_t  *work = data;
 
@@ -972,7 +972,7 @@ file_open(file_work_t *work, file_conn_t *conn, char *error)
 
     conf = work->db;
     conf.file = conn->file;
-    conf.may = (conn == &work->flush) ? file_may : NULL;
+    conf.may = (conn == &work->flush) ? file_may_commit : NULL;
 
     conn->db = ngx_idempotency_db_open(&conf, error, NGX_IDEMPOTENCY_DB_ERROR);
 
