@@ -32,6 +32,7 @@ sub start_nginx {
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
     location /local { idempotency_unavailable local; proxy_pass http://$TEST_NGINX_BACKEND; }
     location /pass { idempotency_unavailable pass; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /api/ { idempotency_api; }
 EOC
 }
 
@@ -111,10 +112,10 @@ sub all_replayed {
 
 
 # What each value of the directive makes of a fresh one; those that are in the
-# zone alone.
+# zone alone: what is full is not out of reach.
 
 sub decided {
-    my ($name, $from) = @_;
+    my ($name, $from, $full) = @_;
 
     my ($r, @taken) = until_refused();
 
@@ -122,8 +123,9 @@ sub decided {
     like($r->header('Retry-After'), qr/^(?:[5-9]|1[0-5])$/, '... and says when to come back');
 
     my @local = map name('local'), 1 .. 3;
-    is(join(' ', map { told(order($_, '/local')) } @local), '200 NEW 200 NEW 200 NEW',
-       '... local takes it');
+    is(join(' ', map { told(order($_, '/local')) } @local),
+       join(' ', ($full ? '503 UNAVAILABLE' : '200 NEW') x 3), '... local ' . ($full ? 'refuses' : 'takes') . ' it');
+    @local = () if $full;
 
     my $pass = name('pass');
     is(join(' ', map { told(order($pass, '/pass')) } 1, 2), '200 UNAVAILABLE 200 UNAVAILABLE',
@@ -174,7 +176,9 @@ for my $mode (qw(strict batched)) {
         my $from = length $n->log;
         fill();
 
-        my @zone = decided("$mode, a full disk", $from);
+        my @zone = decided("$mode, a full disk", $from, 1);
+        like($n->get('/api/metrics')->{body}, qr/^nginx_idempotency_store_errors_total\S*error="full"\S* [1-9]/m,
+             '... counted as such');
         all_replayed("$mode, a full disk", @before);
 
         ok(unlink("$dir/ballast"), "$mode: room again");

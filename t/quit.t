@@ -77,7 +77,7 @@ if (my $why = no_state()) {
                            allow => qr/$said|state file/, zone => with_state('batched'), server => $server,
                            map { $_ => $o{$_} } grep $_ ne 'main', keys %o);
         },
-        goes => sub { $disk->set(write => 'full') },
+        goes => sub { $disk->set(write => 'fail') },
         fails => sub { $disk->set(sync => 'fail') },
         hangs => sub { $disk->set(all => 'hang') },
         comes => sub { $disk->well },

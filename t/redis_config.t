@@ -185,6 +185,12 @@ for my $in (['server', "server { listen 127.0.0.1:\$TEST_NGINX_RAND_PORT_1; %s }
        "not in $in->[0]") or diag($said);
 }
 
+{
+    my ($ok, $said) = tested("idempotency_zone zone=z:1m redis=r;\nidempotency zone=z;");
+    ok(!$ok && $said =~ /\[emerg\].*idempotency_redis "r" is unknown in / && $said !~ /\[warn\]/,
+       'one that is nowhere: one line says so') or diag($said);
+}
+
 # What is too large for the way there is not kept, and that can be foreseen.
 
 for (['500ms', '4m', 0], ['500ms', '6m', 1], ['20ms', '', 1], ['1s', '', 0]) {

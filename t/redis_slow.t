@@ -23,6 +23,7 @@ EOC
         add_header X-Status $idempotency_status always;
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
+    location /local { idempotency zone=z; idempotency_unavailable local; proxy_pass http://$TEST_NGINX_BACKEND; }
     location /api/ { idempotency_api; }
 EOS
 
@@ -67,6 +68,16 @@ is(() = $a->log =~ /is not kept/g, 1, '... said once');
 ok((until_true { told(order($a, 'small')) =~ /^200/ }), '... a small one goes');
 told_all();
 is(told(order($b, 'small')), '200 REPLAYED', '... and is kept');
+
+# one that is full answers: nobody executes by his own memory what others know
+
+told_all();
+$redis->command(qw(CONFIG SET maxmemory 1));
+ok((until_true { $a->post('/local?id=full', key => 'full', body => 'b')->{status} == 503 }), 'full: local refuses');
+is($a->post('/local?id=full2', key => 'full2', body => 'b')->{status}, 503, '... each time');
+is(executions($_), 0, '... nothing is executed') for 'full', 'full2';
+$redis->command(qw(CONFIG SET maxmemory 0));
+ok((until_true { $a->post('/local?id=full', key => 'full', body => 'b')->{status} == 200 }), '... until there is room');
 
 # one that hangs is no such way: nothing can be told of it
 

@@ -707,6 +707,7 @@ if (!Redis->programs) {
         is(told(order($n, @o)), '503 UNAVAILABLE', '... with another digest key, or none');
         like($n->log, qr/tells of another digest key than that of "idempotency_secret"/,
              '... which the log says');
+        unlike($n->log, qr/to agree to it/, '... nobody can agree to that');
         $n->stop;
     }
 

@@ -464,6 +464,7 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
     ngx_uint_t  i, done;
 
     db->state.error[0] = '\0';
+    db->state.full = 0;
 
     if (db_check_files(db, 0) != NGX_OK) {
         rc = db->state.failed ? NGX_ERROR : NGX_ABORT;
@@ -871,6 +872,8 @@ db_fail(ngx_idempotency_db_t *db, int rc)
         ngx_idempotency_db_error(db->state.error, NGX_IDEMPOTENCY_DB_ERROR,
                                 db->sqlite, rc);
     }
+
+    db->state.full = ((rc & 0xff) == SQLITE_FULL);
 
     switch (rc) {
 

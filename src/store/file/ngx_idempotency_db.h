@@ -78,6 +78,8 @@ typedef struct {
     unsigned                   wrote:1;
     /* the file is not the one of conf->mark, or is older */
     unsigned                   other:1;
+    /* there was no room on the disk */
+    unsigned                   full:1;
     /* another file is at this path: it has to be opened */
     unsigned                   moved:1;
     /* what went wrong, or "" */

@@ -842,6 +842,10 @@ file_commit(file_work_t *work, ngx_idempotency_batch_t *batch)
         batch->lost = state->failed;
         batch->wrote = state->wrote;
 
+        if (rc == NGX_ERROR && state->full) {
+            batch->why = NGX_IDEMPOTENCY_ERROR_FULL;
+        }
+
         file_shut(work, conn);
 
         if (rc != NGX_ABORT || !again) {

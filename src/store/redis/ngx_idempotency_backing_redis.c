@@ -230,7 +230,8 @@ static void stamp_why(ngx_idempotency_redis_stamp_t *stamp,
     stamp_answer_t *answer, ngx_str_t *reply);
 static void stamp_log_right(redis_zone_t *redis, stamp_answer_t *answer,
     ngx_uint_t refused);
-static void stamp_log_wrong(redis_zone_t *redis, ngx_uint_t accepts);
+static void stamp_log_wrong(redis_zone_t *redis, ngx_uint_t accepts,
+    ngx_uint_t code);
 
 
 static const ngx_idempotency_backing_t  redis_backing = {
@@ -315,7 +316,7 @@ ngx_idempotency_backing_redis_warn(ngx_conf_t *cf,
     redis = (redis_zone_t *) ((ngx_idempotency_shm_t *) store->data)->tier;
     timeout = redis->conf->timeout;
 
-    if (redis->warned || size / REDIS_SPEED <= timeout) {
+    if (redis->warned || timeout == 0 || size / REDIS_SPEED <= timeout) {
         return;
     }
 
@@ -1331,7 +1332,7 @@ stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
 
         redis->beaten = ngx_current_msec - STAMP_INTERVAL;
 
-        stamp_log_wrong(redis, tell == STAMP_DIFFERS);
+        stamp_log_wrong(redis, tell == STAMP_DIFFERS, answer.code);
     }
 
     return NGX_ERROR;
@@ -1555,7 +1556,7 @@ stamp_log_right(redis_zone_t *redis, stamp_answer_t *answer,
 
 
 static void
-stamp_log_wrong(redis_zone_t *redis, ngx_uint_t accepts)
+stamp_log_wrong(redis_zone_t *redis, ngx_uint_t accepts, ngx_uint_t code)
 {
     ngx_str_t  *zone;
 
@@ -1565,6 +1566,13 @@ stamp_log_wrong(redis_zone_t *redis, ngx_uint_t accepts)
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
                       "idempotency: the %V of zone \"%V\" is gone on with: %V; "
                       "what it does not know is executed again",
+                      &redis->tier.name, zone, &redis->mark.why);
+        return;
+    }
+
+    if (code == STAMP_FOREIGN) {
+        ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
+                      "idempotency: the %V of zone \"%V\" is refused, %V",
                       &redis->tier.name, zone, &redis->mark.why);
         return;
     }
