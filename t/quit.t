@@ -61,6 +61,8 @@ EOC
         goes => sub { $between->now('away') },
         hangs => sub { $between->now('late') },
         comes => sub { $between->now('flow') },
+        differs => sub { $redis->command('RENAME', 'idem:z:stamp', 'away') },
+        same => sub { $redis->command('RENAME', 'away', 'idem:z:stamp') },
     };
 }
 
@@ -243,6 +245,41 @@ for my $name (sort keys %stores) {
     like(alerts()->[0], qr/zone "z": 10 outcomes were not delivered/, '... says what is lost');
     $store->{comes}->();
     $n->up;
+}
+
+# A Redis that seems to be another one may be the right one again, as another nginx
+# may have agreed, or its master was replaced: a quit waits for that, too.
+
+if (my $store = $stores{'a Redis'}) {
+    my @c;
+
+    # two seconds later it is refused
+
+    for (1 .. 20) {
+        begins($store, allow => qr/$said|is refused/);
+        @c = map { my $id = 'n' . ++$names;
+                   [ $id, $n->start('POST', uri($id) . '&gate=1', key => $id, body => 'b') ] } 1 .. 5;
+        held($_->[0]) for @c;
+
+        $store->{differs}->();
+        go($_->[0]) for @c;
+        told($_->[1]->response) eq '200 NEW' or die 'not executed' for @c;
+        $_->[1]->close for @c;
+
+        $n->strike('QUIT');
+        last if $n->log !~ /is refused/;
+        $store->{same}->();
+    }
+
+    ok((until_true { @{alerts()} == 1 }), 'a Redis that seems to be another one, a quit: it is said');
+    sleep 1;
+    is(scalar($n->alive) > 1, 1, '... a worker stays');
+    $store->{same}->();
+    ok((until_true { $n->gone }), '... until it is the one that it was');
+    like($n->log, qr/\[notice\] .*zone "z": 5 outcomes were delivered/, '... they were delivered');
+
+    comes_up();
+    all_known('... then', map $_->[0], @c);
 }
 
 # What failed to sync comes back by a start alone: no quit waits for it.

@@ -67,6 +67,10 @@ struct ngx_idempotency_writer_s {
 
 #define NGX_IDEMPOTENCY_TIER_STAMPS  64
 
+/* of `other`: it may soon be right again */
+
+#define NGX_IDEMPOTENCY_TIER_DIFFERS  3
+
 typedef struct {
     uint64_t                        identity;
     /* the beat that was acknowledged; 0: none was, and it may be lost */

@@ -1901,7 +1901,8 @@ tier_stay_handler(ngx_event_t *ev)
                       stays);
     }
 
-    if (age >= stays || sh->other || sh->lost
+    if (age >= stays || sh->lost
+        || (sh->other && sh->other != NGX_IDEMPOTENCY_TIER_DIFFERS)
         || ngx_idempotency_workers_others(&sh->leaving, 1))
     {
         return;

@@ -85,7 +85,7 @@
 /* values of tier.other: refused, or wrong and perhaps refused soon */
 
 #define STAMP_REFUSED  1
-#define STAMP_DIFFERS  2
+#define STAMP_DIFFERS  NGX_IDEMPOTENCY_TIER_DIFFERS
 
 #define STAMP_LEN   (2 * sizeof(uint64_t))
 #define STAMP_HEAD  (2 + 2 * NGX_IDEMPOTENCY_STAMP_LEN + 1 + NGX_INT_T_LEN)
