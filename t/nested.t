@@ -265,6 +265,21 @@ is(scalar(my @said = $n->log =~ /is its own upstream, passed/g), 1 * keys %{{
 like($n->get('/metrics')->{body},
      qr/requests_total\{zone="z",result="nested"\} [1-9]/, 'they are counted');
 
+# an old worker has closed its listeners, and goes on as the front
+{
+    my ($begin, $end) = message(POST => '/rewritten?id=quits', key => 'quits',
+                                body => 'b') =~ /\A(.*)(.)\z/s;
+    my $c = $n->connect;
+
+    $c->send($begin);
+    $n->signal('HUP');
+    until_true { 4 <= (() = $n->log =~ /gracefully shutting down/g) };
+    $c->send($end);
+
+    is(told($c->response), '200 NEW', 'the front is a worker that quits');
+    is(executions('quits'), 1, '... executed once');
+}
+
 # A connection that an answer came back by is kept, and is somebody else's while
 # the owner is held elsewhere. One worker has them all.
 {

@@ -1331,7 +1331,8 @@ peers_find(peer_ends_t *ends, ngx_uint_t take)
 }
 
 
-/* whether this nginx listens at that port */
+/* whether this nginx listens at that port; a worker that quits has closed its
+   listeners, and no longer knows */
 
 static ngx_uint_t
 peers_listened_at(struct sockaddr *sockaddr)
@@ -1342,6 +1343,10 @@ peers_listened_at(struct sockaddr *sockaddr)
 
     port = ngx_inet_get_port(sockaddr);
     ls = ngx_cycle->listening.elts;
+
+    if (ngx_cycle->listening.nelts == 0) {
+        return port != 0;
+    }
 
     for (i = 0; port && i < ngx_cycle->listening.nelts; i++) {
         if (ls[i].type == SOCK_STREAM
