@@ -2029,7 +2029,7 @@ tier_flush_last(ngx_idempotency_tier_t *tier)
         if (ngx_idempotency_tier_shared(tier)) {
             flush_queue(tier);
 
-        } else if (!tier_flush_now(tier)) {
+        } else if (!tier_flush_now(tier) && tier->stuck) {
             return;
         }
 
