@@ -193,6 +193,43 @@ for my $sync (qw(batched strict)) {
 }
 
 
+# ... or it is emptied while nginx runs, in its place, or by one that is put there
+
+for my $sync (qw(batched strict)) {
+    for my $how ('emptied', 'replaced by an empty one') {
+        begin($sync, workers => 2);
+        orders(1 .. 5);
+
+        my $old = "$dir/old";
+
+        rename $file, $old or die "$file: $!" if $how ne 'emptied';
+        open my $f, '>', $file or die "$file: $!";
+        chmod 0600, $file;
+        chown $nobody, -1, $file if $nobody;
+
+        ok((until_true { order('while' . ++$keys) eq '503 UNAVAILABLE' && $n->log =~ /is refused, it (?:was emptied|is empty); to agree/ }),
+           "$sync, $how while nginx runs");
+        refused("... $how", 'is refused, it (?:was emptied|is empty)');
+        ok(all_of('200 REPLAYED', orders(1 .. 5)), '... what memory has is replayed');
+        agrees($how);
+
+        for my $pid ($n->workers) {
+            my $c = connection_to($n, $pid);
+
+            ok((until_true {
+                told(ask($c, 'POST', '/', key => 'emptied' . ++$keys, body => 'b')->response) eq '200 NEW'
+            }), '... each worker uses it');
+        }
+
+        ok(all_of('200 REPLAYED', orders(1 .. 5)), '... what memory has is replayed');
+        $n->restart('QUIT');
+        is(order("again$keys"), '200 NEW', '... it began anew');
+        $n->stop;
+        unlink $old;
+    }
+}
+
+
 # --- without its log ------------------------------------------------------------
 
 # kill -9 leaves it there, and is no reason: what was synced is in it.

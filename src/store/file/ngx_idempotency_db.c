@@ -467,7 +467,7 @@ ngx_idempotency_db_commit(ngx_idempotency_db_t *db,
     db->state.full = 0;
 
     if (db_check_files(db, 0) != NGX_OK) {
-        rc = db->state.failed ? NGX_ERROR : NGX_ABORT;
+        rc = (db->state.failed || db->state.other) ? NGX_ERROR : NGX_ABORT;
         goto failed;
     }
 
@@ -804,7 +804,14 @@ db_check_files(ngx_idempotency_db_t *db, ngx_uint_t first)
             return db_moved(db, i, "was replaced by another one");
         }
 
-        if (st.st_size < DB_PAGE && i != 1) {
+        if (st.st_size < DB_PAGE && i == 0) {
+            db->state.other = 1;
+            (void) snprintf(db->state.error, sizeof(db->state.error),
+                            "was emptied");
+            return NGX_ERROR;
+        }
+
+        if (st.st_size < DB_PAGE && i == 2) {
             db->state.failed = 1;
             return db_moved(db, i, "was truncated");
         }

@@ -178,6 +178,8 @@ static ngx_int_t file_open(file_work_t *work, file_conn_t *conn, char *error);
 static ngx_int_t file_way(file_work_t *work, file_conn_t *conn);
 static ngx_uint_t file_is(int fd, struct stat *file);
 static void file_shut(file_work_t *work, file_conn_t *conn);
+static void file_found_other(file_work_t *work, file_conn_t *conn,
+    const char *why);
 static void file_lock(file_conn_t *conn);
 static void file_unlock(file_conn_t *conn);
 static void file_leave(file_conn_t *conn);
@@ -967,6 +969,12 @@ file_open(file_work_t *work, file_conn_t *conn, char *error)
 
     rc = file_way(work, conn);
 
+    if (rc == NGX_DECLINED) {
+        (void) snprintf(error, NGX_IDEMPOTENCY_DB_ERROR, "it is empty");
+        file_found_other(work, conn, "is empty");
+        return NGX_ERROR;
+    }
+
     if (rc != NGX_OK) {
         (void) snprintf(error, NGX_IDEMPOTENCY_DB_ERROR, "%s",
                         (rc == NGX_BUSY) ? "another nginx has another way to it"
@@ -995,6 +1003,12 @@ file_way(file_work_t *work, file_conn_t *conn)
 
     if (stat(work->db.path, &st) == -1) {
         return NGX_ERROR;
+    }
+
+    /* SQLite would begin another store there */
+
+    if (st.st_size == 0) {
+        return NGX_DECLINED;
     }
 
     if (!file_is(conn->file, &st)) {
@@ -1027,14 +1041,23 @@ file_shut(file_work_t *work, file_conn_t *conn)
 
     state = ngx_idempotency_db_state(conn->db);
 
-    if (state->other && ngx_atomic_cmp_set(&work->sh->other, 0, FILE_OTHER)) {
-        (void) snprintf(conn->error, sizeof(conn->error), "%s", state->error);
-        conn->found = 1;
+    if (state->other) {
+        file_found_other(work, conn, state->error);
     }
 
     if (state->other || state->moved) {
         ngx_idempotency_db_close(conn->db);
         conn->db = NULL;
+    }
+}
+
+
+static void
+file_found_other(file_work_t *work, file_conn_t *conn, const char *why)
+{
+    if (ngx_atomic_cmp_set(&work->sh->other, 0, FILE_OTHER)) {
+        (void) snprintf(conn->error, sizeof(conn->error), "%s", why);
+        conn->found = 1;
     }
 }
 
