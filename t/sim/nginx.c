@@ -609,10 +609,10 @@ nginx_ill(nginx_t *g, ngx_uint_t at_once)
         up |= g->procs[i].up;
     }
 
-    /* the last one was killed before it had a successor; who waits for a Redis
-       at its end hears nothing here */
+    /* the last one was killed before it had a successor; nobody may agree to
+       another Redis meanwhile; who waits for one at its end hears nothing here */
 
-    return !up
+    return !up || (g->says_down && plan_has(P_EMPTIED))
            || (at_once && (set.store == SIM_REDIS || now < hung
                            || now < failing || now < crammed || exchanged
                            || g->says_down));
