@@ -41,9 +41,10 @@ typedef enum {
 
 typedef struct {
     ngx_uint_t                         err_status;
-    /* how many redirects nginx would still make as a replay came to its
-       response's location; 0: there was no such replay */
-    ngx_uint_t                         redirects;
+    /* how many redirects nginx would still make: as access control last let
+       the request in; as a replay came to its response's location, or 0 */
+    ngx_uint_t                         admitted;
+    ngx_uint_t                         moved;
     unsigned                           error_page:1;
     /* access control has not let the request in yet; or has refused it */
     unsigned                           outside:1;

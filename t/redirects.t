@@ -316,14 +316,20 @@ location = /dir/index.app { auth_request /ask; proxy_pass http://backend; }
 location = /inner { auth_request /ask; proxy_pass http://backend; }
 location @inner { auth_request /ask; error_page 403 = @refused; proxy_pass http://backend; }
 location @refused { return 402; }
+
+# made there by others than who was let in: it is the outcome all the same
+location = /said { error_page 404 = @said; proxy_intercept_errors on; proxy_pass http://backend/?status=404; }
+location @said { auth_request /ask; return 202 said; }
+location = /never { error_page 404 = @never; proxy_intercept_errors on; proxy_pass http://backend/?status=404; }
+location @never { deny all; }
 location = /ask {
     internal;
     proxy_pass http://backend/ask?status=$http_x_may;
     proxy_pass_request_body off;
     proxy_set_header Content-Length "";
 }
---- request eval: [map { ($_) x 3 } 'POST /none', 'POST /uri', 'POST /dead', 'POST /dir/']
---- more_headers eval: [("X-May: 204", "X-May: 403", "X-May: 204") x 4]
---- error_code: 200 402 200 200 403 200 200 402 200 200 403 200
---- idempotency_status: NEW - REPLAYED NEW - REPLAYED NEW - REPLAYED NEW - REPLAYED
---- executions: 16
+--- request eval: [map({ ($_) x 3 } 'POST /none', 'POST /uri', 'POST /dead', 'POST /dir/'), @{twice('POST /said', 'POST /never')}]
+--- more_headers eval: [("X-May: 204", "X-May: 403", "X-May: 204") x 4, ("X-May: 403") x 4]
+--- error_code: 200 402 200 200 403 200 200 402 200 200 403 200 202 202 403 403
+--- idempotency_status: NEW - REPLAYED NEW - REPLAYED NEW - REPLAYED NEW - REPLAYED NEW REPLAYED NEW REPLAYED
+--- executions: 18

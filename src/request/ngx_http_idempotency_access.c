@@ -1025,12 +1025,13 @@ access_admitted_handler(ngx_http_request_t *r)
 
     access = &ctx->access;
     access->outside = 0;
+    access->admitted = r->uri_changes;
 
-    if (access->redirects == 0) {
+    if (access->moved == 0) {
         return NGX_DECLINED;
     }
 
-    if (access->redirects == r->uri_changes) {
+    if (access->moved == r->uri_changes) {
         return ngx_http_idempotency_replay(r, ctx);
     }
 

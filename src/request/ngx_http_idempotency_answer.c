@@ -948,6 +948,7 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
     ngx_http_idempotency_response_t    response;
 
     found = &ctx->claim.found;
+    loc_conf = NULL;
 
     if (ngx_http_idempotency_response_decode(&found->response,
                                              r->method == NGX_HTTP_HEAD,
@@ -963,7 +964,7 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
                                          NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
     }
 
-    if (ctx->access.redirects == 0) {
+    if (ctx->access.moved == 0) {
 
         if (ngx_http_idempotency_stranger(r, ctx, &response.headers)) {
             return NGX_DECLINED;
@@ -983,7 +984,7 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
                                          NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);
             }
 
-            if (!ctx->conf->dry_run) {
+            if (response.location.admitted && !ctx->conf->dry_run) {
                 return replay_move(r, ctx, &response.location, loc_conf);
             }
         }
@@ -1004,6 +1005,10 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
     file = (response.body.len > NGX_HTTP_IDEMPOTENCY_REPLAY_MEMORY)
            ? replay_to_file(r, ctx, &response) : NULL;
 
+    if (loc_conf) {
+        location_enter(r, &response.location, loc_conf);
+    }
+
     ngx_http_finalize_request(r, replay_send(r, ctx, &response, file));
 
     return NGX_DONE;
@@ -1011,9 +1016,9 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
 
 
 /*
- * Access control of the response's location has to let the request in as well:
- * the access phase begins anew there, and behind it access.c calls us again.
- * If it refuses, there is no replay.
+ * Access control of the response's location has let the original in, and has
+ * to let this request in as well: the access phase begins anew there, and
+ * behind it access.c calls us again.  If it refuses, there is no replay.
  */
 
 static ngx_int_t
@@ -1049,7 +1054,7 @@ replay_move(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     }
 
     ctx->access.outside = 1;
-    ctx->access.redirects = r->uri_changes;
+    ctx->access.moved = r->uri_changes;
     ctx->access.error_page = r->error_page;
     ctx->access.err_status = r->err_status;
 
@@ -1526,6 +1531,8 @@ ngx_http_idempotency_location_of(ngx_http_request_t *r,
 
     location->internal = r->internal;
     location->get = (r->method == NGX_HTTP_GET);
+    location->admitted = (ngx_http_idempotency_get_ctx(r)->access.admitted
+                          == r->uri_changes);
     location->uri = r->uri;
     location->args = r->args;
 

@@ -51,10 +51,11 @@ typedef enum {
 
 typedef enum {
     response_location_internal = 0x01,
-    response_location_get = 0x02
+    response_location_get = 0x02,
+    response_location_admitted = 0x04
 } response_location_flag_e;
 
-#define NGX_HTTP_IDEMPOTENCY_LOCATION_FLAGS  0x03
+#define NGX_HTTP_IDEMPOTENCY_LOCATION_FLAGS  0x07
 
 
 static ngx_uint_t accept_range(ngx_str_t *range, char *type);
@@ -400,7 +401,8 @@ ngx_http_idempotency_response_header(ngx_http_request_t *r, ngx_array_t *hide,
     if (location) {
         p = ngx_cpymem(p, location->id, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
         *p++ = (location->internal ? response_location_internal : 0)
-               | (location->get ? response_location_get : 0);
+               | (location->get ? response_location_get : 0)
+               | (location->admitted ? response_location_admitted : 0);
         p = response_string(p, &location->uri);
         p = response_string(p, &location->args);
     }
@@ -616,6 +618,7 @@ response_get_location(ngx_str_t *rest,
 
     location->internal = (flags & response_location_internal) ? 1 : 0;
     location->get = (flags & response_location_get) ? 1 : 0;
+    location->admitted = (flags & response_location_admitted) ? 1 : 0;
 
     if ((flags & ~NGX_HTTP_IDEMPOTENCY_LOCATION_FLAGS)
         || response_get_string(rest, &location->uri) != NGX_OK

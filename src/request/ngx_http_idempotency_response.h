@@ -65,6 +65,8 @@ typedef struct {
     ngx_str_t                  args;
     unsigned                   internal:1;
     unsigned                   get:1;
+    /* its access control has let the request in */
+    unsigned                   admitted:1;
 } ngx_http_idempotency_location_t;
 
 

@@ -886,12 +886,13 @@ unit_case("the location that made it")
                 NGX_OK);
     check_equal(got.has_location, 0);
 
-    for (i = 0; i < 8; i++) {
+    for (i = 0; i < 16; i++) {
         ngx_memset(location.id, 'a' + i, NGX_HTTP_IDEMPOTENCY_LOCATION_LEN);
         location.uri = text((i & 1) ? "/a/long/way" : "");
         location.args = text((i & 2) ? "a=b&c" : "");
         location.internal = i & 1;
         location.get = (i >> 2) & 1;
+        location.admitted = (i >> 3) & 1;
 
         made_at = &location;
         response = response_of(full_request(), "hello, world");
@@ -907,7 +908,8 @@ unit_case("the location that made it")
         check(same(&got.location.uri, (char *) location.uri.data));
         check(same(&got.location.args, (char *) location.args.data));
         check(got.location.internal == location.internal
-              && got.location.get == location.get);
+              && got.location.get == location.get
+              && got.location.admitted == location.admitted);
 
         to = request();
         rest = response;
@@ -917,7 +919,7 @@ unit_case("the location that made it")
 
         /* an unknown flag of it */
 
-        response.data[2 + NGX_HTTP_IDEMPOTENCY_LOCATION_LEN] |= 4;
+        response.data[2 + NGX_HTTP_IDEMPOTENCY_LOCATION_LEN] |= 8;
         check_equal(restore_anything(&response), NGX_ERROR);
 
         ngx_free(response.data);
