@@ -323,7 +323,7 @@ judge_nginx_gone(nginx_t *g)
 }
 
 
-/* its owner has gone, and nobody was granted the token since */
+/* its nginx ended at once, and nobody was granted the token before */
 
 static ngx_uint_t
 abandoned(exec_t *e)
@@ -341,13 +341,14 @@ abandoned(exec_t *e)
         /* void */
     }
 
-    return e->state == RUNS && !e->releasing && !closed(e)
+    return e->nginx->ends && e->nginx->at_once
+           && e->state == RUNS && !e->releasing && !closed(e)
            && x == execs + nexecs && g == grants + ngrants;
 }
 
 
-/* nothing keeps it from telling the store, nor that an owner has gone; of what
-   was given up the claim is enough */
+/* nothing keeps it from telling the store, nor, if it ends at once, that owners
+   have gone; else the claim is enough of what is in doubt */
 
 void
 judge_delivered(nginx_t *g, char *when)

@@ -628,6 +628,7 @@ nginx_end(nginx_t *g, ngx_uint_t at_once)
          at_once ? "terminate" : "quit");
 
     g->ends = 1;
+    g->at_once = at_once;
     g->disturbed = nginx_ill(g, at_once);
 
     for (i = 0; i < SIM_SLOTS; i += 2) {

@@ -88,8 +88,9 @@ struct proc_s {
 struct nginx_s {
     char                            name;
     ngx_uint_t                      up;
-    /* it was told to end in peace; trouble came since */
+    /* it was told to end in peace, or at once; trouble came since */
     ngx_uint_t                      ends;
+    ngx_uint_t                      at_once;
     ngx_uint_t                      disturbed;
     u_char                         *zone;
     uint64_t                        instance;
