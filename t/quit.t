@@ -307,6 +307,7 @@ if (my $store = $stores{'a file'}) {
 
     is($last->response->{status}, 200, 'a file whose syncs fail: a quit lets requests end');
     ok((until_true { $n->gone }), '... and does not wait for it');
+    like(alerts()->[0], qr/: a worker process stays for up to 0 ms/, '... nor says so');
     like(alerts()->[-1], qr/zone "z": \d+ outcomes were not delivered/, '... and says what is lost');
     $store->{comes}->();
     $n->up;

@@ -1878,6 +1878,12 @@ tier_stay_handler(ngx_event_t *ev)
     stays = ccf->shutdown_timeout ? ccf->shutdown_timeout
                                   : NGX_IDEMPOTENCY_TIER_QUIT;
 
+    if (sh->lost
+        || (sh->other && sh->other != NGX_IDEMPOTENCY_TIER_DIFFERS))
+    {
+        stays = 0;
+    }
+
     age = ngx_current_msec - tier->quit;
     latest = (sh->generation == tier->shm->generation);
     serve = ngx_idempotency_workers_others(&sh->serving, 0);
@@ -1901,10 +1907,7 @@ tier_stay_handler(ngx_event_t *ev)
                       stays);
     }
 
-    if (age >= stays || sh->lost
-        || (sh->other && sh->other != NGX_IDEMPOTENCY_TIER_DIFFERS)
-        || ngx_idempotency_workers_others(&sh->leaving, 1))
-    {
+    if (age >= stays || ngx_idempotency_workers_others(&sh->leaving, 1)) {
         return;
     }
 
