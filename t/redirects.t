@@ -299,7 +299,9 @@ location = /then { internal; proxy_pass http://backend/then; }
 --- idempotency_status eval: statuses() . '- -'
 --- executions: 13
 
-=== TEST 16: access control of the location that made the response is asked each time, too
+=== TEST 16: access control and limits of the location that made the response are asked each time, too
+--- http_config
+limit_req_zone $arg_k zone=rate:1m rate=1r/m;
 --- user_files
 >>> dir/index.app
 an application
@@ -315,6 +317,8 @@ location = /dir/ { index index.app; }
 location = /dir/index.app { auth_request /ask; proxy_pass http://backend; }
 location = /inner { auth_request /ask; proxy_pass http://backend; }
 location @inner { auth_request /ask; error_page 403 = @refused; proxy_pass http://backend; }
+location = /limited { error_page 404 = @limited; }
+location @limited { limit_req zone=rate; limit_req_status 429; proxy_pass http://backend; }
 location @refused { return 402; }
 
 # made there by others than who was let in: it is the outcome all the same
@@ -328,8 +332,8 @@ location = /ask {
     proxy_pass_request_body off;
     proxy_set_header Content-Length "";
 }
---- request eval: [map({ ($_) x 3 } 'POST /none', 'POST /uri', 'POST /dead', 'POST /dir/'), @{twice('POST /said', 'POST /never')}]
---- more_headers eval: [("X-May: 204", "X-May: 403", "X-May: 204") x 4, ("X-May: 403") x 4]
---- error_code: 200 402 200 200 403 200 200 402 200 200 403 200 202 202 403 403
---- idempotency_status: NEW - REPLAYED NEW - REPLAYED NEW - REPLAYED NEW - REPLAYED NEW REPLAYED NEW REPLAYED
---- executions: 18
+--- request eval: [map({ ($_) x 3 } 'POST /none', 'POST /uri', 'POST /dead', 'POST /dir/'), @{twice('POST /said', 'POST /never', 'POST /limited?k=1')}]
+--- more_headers eval: [("X-May: 204", "X-May: 403", "X-May: 204") x 4, ("X-May: 403") x 6]
+--- error_code: 200 402 200 200 403 200 200 402 200 200 403 200 202 202 403 403 200 429
+--- idempotency_status: NEW - REPLAYED NEW - REPLAYED NEW - REPLAYED NEW - REPLAYED NEW REPLAYED NEW REPLAYED NEW -
+--- executions: 19
