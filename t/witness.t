@@ -356,6 +356,42 @@ for my $sync (qw(batched strict)) {
 }
 
 
+# two nginx have it: each has to be told, and both use it then
+
+{
+    begin('batched');
+    $n->down('QUIT');
+    keep();
+    $n->up;
+
+    my @both = ($n, outliving(%as, allow => qr/the state file|the witness/));
+
+    orders(6 .. 10);
+    unlink "$file-wal", "$file-shm";
+    put_back("$dir/kept");
+
+    for (@both) {
+        $n = $_;
+        until_true { order('both' . ++$keys) eq '503 UNAVAILABLE' && $n->log =~ /is refused, it/ };
+    }
+
+    for (@both) {
+        $n = $_;
+        agrees('one of two nginx');
+    }
+
+    my $id = 'both' . ++$keys;
+
+    for (@both) {
+        $n = $_;
+        ok((until_true { order('both' . ++$keys) eq '200 NEW' }), 'when both have agreed: it uses it');
+        is(order($id), $n == $both[0] ? '200 NEW' : '200 REPLAYED', '... together');
+    }
+
+    $_->stop for @both;
+}
+
+
 # one that came late, so that each worker has it by itself: all have the one that is
 # agreed to, and the death of one is not that of the others
 

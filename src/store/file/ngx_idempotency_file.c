@@ -1501,6 +1501,8 @@ file_start_again(file_t *file, ngx_uint_t agreed)
     work->batch = NULL;
     work->start.agreed = agreed;
     work->start.was = file->tier.shm->sh->tier.instance;
+    ngx_memcpy(work->start.known, file->tier.shm->sh->tier.mark.identity,
+               NGX_IDEMPOTENCY_MARK_LEN);
     work->instance = agreed ? 0 : work->start.was;
 
     /* before the thread runs, which reads it */

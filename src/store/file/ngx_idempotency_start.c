@@ -1565,9 +1565,13 @@ start_give_number(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     start->mark.number = (ngx_atomic_uint_t)
                              ngx_idempotency_db_number(meta.number + 1);
 
-    /* a new identity, so that processes notice a file that was set back */
+    /* a new identity, so that processes notice a file that was set back; one
+       that has another identity may be used by who has agreed before */
 
-    if (start->agreed) {
+    if (start->agreed
+        && ngx_memcmp(start->known, start->mark.identity,
+                      NGX_IDEMPOTENCY_MARK_LEN) == 0)
+    {
         sqlite3_randomness(NGX_IDEMPOTENCY_MARK_LEN, start->mark.identity);
     }
 

@@ -35,8 +35,10 @@ typedef struct {
 
     /* of the digest key that makes tokens */
     u_char                   stamp[NGX_IDEMPOTENCY_STAMP_LEN];
-    /* an operator has agreed to the file as it is; the instance until then */
+    /* an operator has agreed to the file as it is; the identity and the instance
+       until then */
     ngx_uint_t               agreed;
+    u_char                   known[NGX_IDEMPOTENCY_MARK_LEN];
     uint64_t                 was;
 
     /* the clocks, in milliseconds, and the boot's name; "": not known */
