@@ -217,7 +217,11 @@ $n->stop;
 # has its time.
 
 my $late = 'location /late { send_timeout 10m;
-                             proxy_pass http://$TEST_NGINX_BACKEND; }';
+                             proxy_pass http://$TEST_NGINX_BACKEND; }
+            location /late/unbuffered { send_timeout 10m; proxy_buffering off;
+                                        proxy_pass http://$TEST_NGINX_BACKEND; }
+            location /late/memory { send_timeout 10m; proxy_max_temp_file_size 0;
+                                    proxy_pass http://$TEST_NGINX_BACKEND; }';
 
 $n = start_nginx('sndbuf=8k rcvbuf=8k', "send_timeout 300ms;\n$late",
                  <<'EOC' . "$late\n$locations}");
@@ -269,6 +273,30 @@ for (map({ my $at = $_; map { [ $at, $_, '' ] } 'HTTP/1.1', 'HTTP/2' }
 
     } else {
         recorded('... carried through', $id, 1500000, $r);
+    }
+}
+
+# ... and when it leaves, the upstream no longer waits for it.
+
+for (['late/unbuffered', ''], ['late/memory', ''], ['proxy/off', '&gate=body']) {
+    my ($at, $gate) = @$_;
+
+    for my $leaves (sort grep /2/, keys %leave) {
+        my $id = 'leaves' . ++$count;
+        my @m = (POST => "/$at?id=$id&size=1500000$gate", key => $id, body => 'b');
+        my $client = stalled('HTTP/2', @m);
+
+        $client->header(1);
+        $leave{$leaves}->($client, 1);
+        $n->wait_log(qr/its request goes on[^\n]*$id&/);
+
+        if ($gate) {
+            select undef, undef, undef, 0.6;    # send_timeout is over
+            go($id);
+        }
+
+        recorded("/$at, $leaves of a stalled client", $id, 1500000,
+                 $n->request(@m, port => $n->port(4), timeout => 10));
     }
 }
 

@@ -121,6 +121,8 @@ static void client_read_handler(ngx_http_request_t *r);
 static ngx_uint_t client_closed(ngx_http_request_t *r);
 static void client_left(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+static void client_resume(ngx_http_request_t *r,
+    ngx_http_idempotency_ctx_t *ctx);
 static void client_read_on(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static void client_read_on_handler(ngx_event_t *ev);
@@ -492,15 +494,15 @@ client_write_handler(ngx_http_request_t *r)
     wev = c->write;
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (wev->timedout && ngx_http_idempotency_carried(ctx)
-        && !ctx->client.gone)
-    {
-        c->timedout = 1;
+    if (wev->timedout && ngx_http_idempotency_carried(ctx)) {
         wev->timedout = 0;
-        wev->ready = 1;
 
-        client_left(r, ctx);
-        return;
+        if (!ctx->client.gone) {
+            c->timedout = 1;
+
+            client_left(r, ctx);
+            return;
+        }
     }
 
     ctx->client.write_event_handler(r);
@@ -588,6 +590,8 @@ client_read_handler(ngx_http_request_t *r)
 
         r->connection->error = 0;
 
+        client_resume(r, ctx);
+
     } else if (client_count(r, ctx) != NGX_OK) {
         client_abort(r);
     }
@@ -635,8 +639,7 @@ client_closed(ngx_http_request_t *r)
 }
 
 
-/* an event told that the client has left: the upstream may have waited for
-   it */
+/* an event told that the client has left */
 
 static void
 client_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
@@ -648,6 +651,15 @@ client_left(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         return;
     }
 
+    client_resume(r, ctx);
+}
+
+
+/* the upstream may have waited for a client that reads nothing */
+
+static void
+client_resume(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
+{
     if (r->write_event_handler == client_write_handler) {
         ctx->client.write_event_handler(r);
     }
@@ -679,6 +691,7 @@ client_leave(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
     size_t                size;
     u_char               *p;
+    ngx_event_t          *wev;
     ngx_http_upstream_t  *u;
 
     if (ctx->client.gone) {
@@ -694,6 +707,16 @@ client_leave(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
                   r->connection->timedout ? "timed out" : "disconnected");
 
     ctx->client.gone = 1;
+
+    wev = r->connection->write;
+    wev->ready = 1;
+
+    if (r->http_version >= NGX_HTTP_VERSION_20) {
+
+        /* a stream has no event of its own that could be deleted */
+
+        wev->active = 0;
+    }
 
     client_read_on(r, ctx);
 
