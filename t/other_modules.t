@@ -295,6 +295,8 @@ SKIP: {
     idempotency zone=z;
     add_header X-Status $idempotency_status always;
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /moved { error_page 404 = @moved; }
+    location @moved { proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC
 
         my @form = (type => 'application/x-www-form-urlencoded');
@@ -310,6 +312,9 @@ EOC
                } $evil, $good, $good, $evil) . ' ' . executions($k),
                '403 -, 200 NEW, 200 REPLAYED, 403 - 1', $k);
         }
+
+        asked($n, '/moved', "waf-$order-moved", ['anna', 'anna'],
+              '200 NEW, 200 REPLAYED', 1);
 
         ok($n->stop, "ModSecurity $order: nginx stops in good order");
     }

@@ -1019,7 +1019,7 @@ access_admitted_handler(ngx_http_request_t *r)
 
     ctx = ngx_http_idempotency_get_ctx(r);
 
-    if (ctx == NULL || r != r->main) {
+    if (ctx == NULL || r != r->main || r->post_action) {
         return NGX_DECLINED;
     }
 
@@ -1044,6 +1044,9 @@ access_admitted_handler(ngx_http_request_t *r)
     {
         return NGX_DECLINED;
     }
+
+    /* the refusal may have an error_page, too */
+    access->moved = 0;
 
     return ngx_http_idempotency_refuse(r, ctx,
                                        NGX_HTTP_IDEMPOTENCY_STATUS_NOT_KEPT);

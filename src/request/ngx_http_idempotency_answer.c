@@ -1016,10 +1016,11 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
 
 
 /*
- * Limits and access control of the response's location have let the original
- * in, and have to let this request in as well: the preaccess phase begins anew
- * there, and behind them access.c calls us again.  If one refuses, there is no
- * replay.
+ * Access control of the response's location has let the original in, and has
+ * to let this request in as well: the access phase begins anew there, and
+ * behind it access.c calls us again.  If it refuses, there is no replay.  It
+ * does not begin sooner: a handler of the preaccess phase may need what its
+ * module made in the rewrite phase, and nothing is rewritten again.
  */
 
 static ngx_int_t
@@ -1052,10 +1053,6 @@ replay_move(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     while (ph[r->phase_handler].checker != ngx_http_core_access_phase) {
         r->phase_handler++;
-    }
-
-    while (ph[r->phase_handler - 1].checker == ngx_http_core_generic_phase) {
-        r->phase_handler--;
     }
 
     ctx->access.outside = 1;
