@@ -80,6 +80,14 @@ sub done { return executions("$cases-$_[0]") }
 sub api { my ($n, $method, $path, $body) = @_; return $n->request($method, "/api$path", body => $body) }
 sub up { return api($_[0], 'GET', '/metrics')->{body} =~ /^nginx_idempotency_store_up\S* ([01])/m ? $1 : '?' }
 
+sub errors {
+    my ($n) = @_;
+    my ($body, $sum) = (api($n, 'GET', '/metrics')->{body}, 0);
+
+    $sum += $1 while $body =~ /^nginx_idempotency_store_errors_total\S* (\d+)/mg;
+    return $sum;
+}
+
 # what any of its workers says
 sub all_say { my ($n, $what) = @_; return until_true { !grep { new_at($n) ne $what } 1 .. 8 } }
 
@@ -204,6 +212,8 @@ for my $program (@programs) {
 
     begin('server 127.0.0.1:' . $redis->port . ';');
     $redis->command('FLUSHALL');
+    is(order($a, 'alone', '/local'), '503 UNAVAILABLE', "$program, FLUSHALL: memory alone decides nothing");
+    cmp_ok(errors($a), '<', 100, '... and it is not asked again and again');
     refused("$program, FLUSHALL", $a, 'it has no');
     agrees("$program, FLUSHALL", $a);
     follows("$program, FLUSHALL", $b);

@@ -51,7 +51,7 @@ static ngx_uint_t ask_old_copy(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 static ngx_uint_t ask_alone(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim);
-static ngx_uint_t ask_full(ngx_idempotency_shm_t *shm);
+static ngx_uint_t ask_refused(ngx_idempotency_shm_t *shm);
 static ngx_int_t ask_backing(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim, ngx_idempotency_record_t **rec);
 static ngx_int_t ask_asking(ngx_idempotency_shm_t *shm,
@@ -204,22 +204,21 @@ ask_old_copy(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 }
 
 
-/* this machine's memory alone guards the token, as the backing is out of reach;
-   never if the backing answers, but is full, another store, or has forgotten */
+/* this machine's memory alone guards the token, as the backing is out of reach */
 
 static ngx_uint_t
 ask_alone(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 {
-    return claim->alone && !shm->sh->tier.other && !ask_full(shm)
+    return claim->alone && !ask_refused(shm)
            && (shm->sh->tier.failing || shm->sh->tier.aside
                || ngx_idempotency_tier_down(shm));
 }
 
 
-/* it answers, and has no room */
+/* it is another store or has forgotten, or it answers, and has no room */
 
 static ngx_uint_t
-ask_full(ngx_idempotency_shm_t *shm)
+ask_refused(ngx_idempotency_shm_t *shm)
 {
     ngx_idempotency_tier_t     *tier;
     ngx_idempotency_tier_sh_t  *sh;
@@ -227,8 +226,9 @@ ask_full(ngx_idempotency_shm_t *shm)
     tier = shm->tier;
     sh = &shm->sh->tier;
 
-    return (sh->failing ? sh->was_full : sh->said_full)
-           && (tier->backing->up == NULL || tier->backing->up(tier));
+    return sh->other
+           || ((sh->failing ? sh->was_full : sh->said_full)
+               && (tier->backing->up == NULL || tier->backing->up(tier)));
 }
 
 
@@ -394,7 +394,7 @@ ask_negative(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     if ((*rec)->state == NGX_IDEMPOTENCY_FAILED) {
 
         if (ask_recent(*rec, &claim->op)
-            && (!claim->alone || ask_full(shm)))
+            && (!claim->alone || ask_refused(shm)))
         {
             result = NGX_IDEMPOTENCY_UNAVAILABLE;
         }
