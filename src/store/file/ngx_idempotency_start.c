@@ -1421,6 +1421,7 @@ static int
 start_matches(sqlite3 *sqlite, ngx_idempotency_start_t *start)
 {
     int                       rc;
+    ngx_uint_t                same;
     start_meta_t              meta;
     ngx_idempotency_stamp_e   differs;
 
@@ -1459,13 +1460,20 @@ start_matches(sqlite3 *sqlite, ngx_idempotency_start_t *start)
         return SQLITE_MISMATCH;
     }
 
-    if (start->marked && !start->agreed
-        && !ngx_idempotency_db_same(&start->mark, meta.identity, meta.number,
-                                    start->why, sizeof(start->why)))
-    {
+    same = start->marked
+           && ngx_idempotency_db_same(&start->mark, meta.identity, meta.number,
+                                      start->why, sizeof(start->why));
+
+    if (start->marked && !same && !start->agreed) {
         start->other = 1;
         rc = SQLITE_MISMATCH;
     }
+
+    /* somebody has agreed to it in another nginx, which goes on with it */
+
+    start->joins = same && ngx_memcmp(start->known, meta.identity,
+                                      NGX_IDEMPOTENCY_MARK_LEN)
+                           != 0;
 
     ngx_memcpy(start->mark.identity, meta.identity, NGX_IDEMPOTENCY_MARK_LEN);
     start->mark.number = meta.number;
@@ -1565,13 +1573,9 @@ start_give_number(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     start->mark.number = (ngx_atomic_uint_t)
                              ngx_idempotency_db_number(meta.number + 1);
 
-    /* a new identity, so that processes notice a file that was set back; one
-       that has another identity may be used by who has agreed before */
+    /* a new identity, so that processes notice a file that was set back */
 
-    if (start->agreed
-        && ngx_memcmp(start->known, start->mark.identity,
-                      NGX_IDEMPOTENCY_MARK_LEN) == 0)
-    {
+    if (start->agreed && !start->joins) {
         sqlite3_randomness(NGX_IDEMPOTENCY_MARK_LEN, start->mark.identity);
     }
 

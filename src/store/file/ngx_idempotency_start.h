@@ -39,6 +39,7 @@ typedef struct {
        until then */
     ngx_uint_t               agreed;
     u_char                   known[NGX_IDEMPOTENCY_MARK_LEN];
+    ngx_uint_t               joins;
     uint64_t                 was;
 
     /* the clocks, in milliseconds, and the boot's name; "": not known */
