@@ -468,8 +468,8 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     /* gRPC sends trailers behind a body of any length and does not announce
        them; a response without them is broken off */
 
-    grpc = (capture->live && r->upstream->schema.len >= 4
-            && ngx_strncmp(r->upstream->schema.data, "grpc", 4) == 0);
+    grpc = (capture->live
+            && ngx_idempotency_begins(&r->upstream->schema, "grpc"));
 
     capture->trailers = (grpc || r->expect_trailers);
     capture->grpc = (grpc && !r->header_only
@@ -874,6 +874,7 @@ static ngx_uint_t
 capture_ends(ngx_http_request_t *r, ngx_http_idempotency_capture_t *capture,
     ngx_uint_t last)
 {
+    ngx_http_upstream_t             *u;
     ngx_http_upstream_headers_in_t  *in;
 
     if (capture->expected != -1 && capture->size != capture->expected) {
@@ -884,11 +885,23 @@ capture_ends(ngx_http_request_t *r, ngx_http_idempotency_capture_t *capture,
         return 0;
     }
 
+    u = r->upstream;
+
+    /* Unbuffered, nginx takes a FastCGI response whose connection is closed
+       for whole.  The record that ends it sets the length to 0. */
+
+    if (capture->live && capture->expected == -1
+        && !u->buffering && u->length == -1
+        && ngx_idempotency_begins(&u->schema, "fastcgi"))
+    {
+        return 0;
+    }
+
     if (!capture->grpc) {
         return 1;
     }
 
-    in = &r->upstream->headers_in;
+    in = &u->headers_in;
 
     return ngx_http_idempotency_header_of(&in->headers, "grpc-status")
            || ngx_http_idempotency_header_of(&in->trailers, "grpc-status");
