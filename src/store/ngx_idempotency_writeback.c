@@ -997,6 +997,15 @@ flushed_one(ngx_idempotency_tier_t *tier, ngx_uint_t i)
 
     changed = (rec->flush == NGX_IDEMPOTENCY_OUTDATED);
 
+    /* a renewal of what was released meanwhile: who has claimed it since takes
+       nothing from it */
+
+    if (rec->state == NGX_IDEMPOTENCY_GONE
+        && item->outcome == NGX_IDEMPOTENCY_PENDING)
+    {
+        item->lost = 0;
+    }
+
     rec->flush = NGX_IDEMPOTENCY_FLUSHED;
     rec->unsure = 0;
     rec->sent |= !item->unsent;
