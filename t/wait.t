@@ -36,6 +36,9 @@ EOC
                       proxy_pass http://$TEST_NGINX_BACKEND; }
     location /small { idempotency_max_response 1k;
                       proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /moved { error_page 404 = @moved; }
+    location @moved { auth_request /may; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location = /may { internal; if ($http_x_may) { return 403; } return 204; }
 EOC2
 
 
@@ -255,6 +258,22 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
     is(told($owner->response), '200 NEW', '... the owner ends');
     is(told($n->post($uri, @o)), '200 REPLAYED', '... and is replayed');
     $owner->close;
+}
+
+
+# --- where the response's location turns one away ---------------------------
+
+{
+    my ($owner, $uri, @o) = owner($n, 'moved', at => '/moved');
+    my @c = map { $n->start('POST', $uri, @o, headers => [ @$_ ]) }
+            [], [ 'X-May: not' ];
+
+    sleep 0.2;
+    go('moved');
+    is(told(gather(@c)), '200 WAITED, 403 -', 'one is let in there');
+    is(told($owner->response) . ' ' . executions('moved'), '200 NEW 1',
+       '... executed once');
+    $_->close for @c, $owner;
 }
 
 

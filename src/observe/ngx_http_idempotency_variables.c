@@ -221,7 +221,9 @@ variable_text(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
         if (status == NGX_HTTP_IDEMPOTENCY_STATUS_NONE) {
 
-            if (!ctx->wait.waited) {
+            if (!ctx->wait.waited
+                || ctx->claim.found.outcome != NGX_IDEMPOTENCY_PENDING)
+            {
                 return NGX_DECLINED;
             }
 
