@@ -45,6 +45,8 @@ typedef struct {
        the request in; as a replay came to its response's location, or 0 */
     ngx_uint_t                         admitted;
     ngx_uint_t                         moved;
+    /* other modules' contexts, as that replay left its own location */
+    void                             **contexts;
     unsigned                           error_page:1;
     /* access control has not let the request in yet; or has refused it */
     unsigned                           outside:1;

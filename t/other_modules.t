@@ -291,6 +291,7 @@ SKIP: {
         SecRequestBodyAccess On
         SecRule REQUEST_HEADERS:X-Evil "@streq 1" "id:1,phase:1,deny,status:403"
         SecRule ARGS_POST:evil "@streq 1" "id:2,phase:2,deny,status:403"
+        SecRule REQUEST_HEADERS:X-Evil "@streq 3" "id:3,phase:3,deny,status:403"
     ';
     idempotency zone=z;
     add_header X-Status $idempotency_status always;
@@ -313,8 +314,16 @@ EOC
                '403 -, 200 NEW, 200 REPLAYED, 403 - 1', $k);
         }
 
-        asked($n, '/moved', "waf-$order-moved", ['anna', 'anna'],
-              '200 NEW, 200 REPLAYED', 1);
+        # which looks at responses, too
+        for my $uri ('/x', '/moved') {
+            my $k = "waf-$order$uri";
+
+            is(join(', ', map {
+                   verdict($n->post("$uri?id=$k", key => $k, body => 'b',
+                                    headers => [ "X-Evil: $_" ]))
+               } 0, 3, 0) . ' ' . executions($k),
+               '200 NEW, 403 REPLAYED, 200 REPLAYED 1', $k);
+        }
 
         ok($n->stop, "ModSecurity $order: nginx stops in good order");
     }

@@ -944,6 +944,7 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
 {
     void                             **loc_conf;
     ngx_file_t                        *file;
+    ngx_uint_t                         i;
     ngx_idempotency_found_t           *found;
     ngx_http_idempotency_response_t    response;
 
@@ -988,6 +989,16 @@ ngx_http_idempotency_replay(ngx_http_request_t *r,
                 return replay_move(r, ctx, &response.location, loc_conf);
             }
         }
+
+    } else {
+
+        /* filters and logs of modules that nothing called there need them */
+
+        for (i = 0; i < ngx_http_max_module; i++) {
+            if (r->ctx[i] == NULL) {
+                r->ctx[i] = ctx->access.contexts[i];
+            }
+        }
     }
 
     ctx->status = (ctx->wait.waited || ctx->claim.leftover)
@@ -1027,6 +1038,7 @@ static ngx_int_t
 replay_move(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_http_idempotency_location_t *location, void **loc_conf)
 {
+    void                      **contexts;
     ngx_http_phase_handler_t   *ph;
     ngx_http_core_main_conf_t  *cmcf;
 
@@ -1034,16 +1046,21 @@ replay_move(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     location->uri.data = ngx_pstrdup(r->pool, &location->uri);
     location->args.data = ngx_pstrdup(r->pool, &location->args);
+    contexts = ngx_pcalloc(r->pool, sizeof(void *) * ngx_http_max_module);
 
-    if (location->uri.data == NULL || location->args.data == NULL) {
+    if (location->uri.data == NULL || location->args.data == NULL
+        || contexts == NULL)
+    {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
     location_enter(r, location, loc_conf);
 
-    /* as an internal redirect does: auth_request keeps its answer there */
+    /* access control begins without contexts, as behind an internal redirect:
+       auth_request keeps its answer there */
 
-    ngx_memzero(r->ctx, sizeof(void *) * ngx_http_max_module);
+    ctx->access.contexts = r->ctx;
+    r->ctx = contexts;
     ngx_http_set_ctx(r, ctx, ngx_http_idempotency_module);
 
     cmcf = ngx_http_get_module_main_conf(r, ngx_http_core_module);
