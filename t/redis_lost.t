@@ -419,6 +419,7 @@ EOL
     is(join(' ', uniq map done($_), @theirs), '1', '... nothing is executed again');
     agrees('an emptied master', $a);
     follows('an emptied master', $b);
+    is(scalar(() = $a->log =~ /is used as it is/g), 1, '... which is said once');
 
     # its restart ends its connections
     $n[2]->kill;

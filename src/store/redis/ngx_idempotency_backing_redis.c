@@ -1309,10 +1309,10 @@ stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
         return NGX_AGAIN;
     }
 
-    refused = s->refused;
-
     if (answer.beat) {
+        refused = (shm->sh->tier.other == STAMP_REFUSED);
         stamp_right(redis, s, &answer, acked);
+        refused = (refused && shm->sh->tier.other != STAMP_REFUSED);
         ngx_idempotency_shm_unlock(shm);
 
         stamp_log_right(redis, &answer, refused);
