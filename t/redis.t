@@ -378,6 +378,15 @@ my ($a, $b) = map over($redis, workers => $_), 2, 1;
     my $n = () = $b->log =~ /\[error\].*value that is none of this version .*, token: [0-9a-f]{64}: .*the key "\Q$key\E" is removed/g;
     ok($n >= 1 && $n <= 2, '... each worker says so once') or diag($n);
     is(executions('foreign'), 1, '... not executed');
+
+    # nor is the Redis asked for it in a loop
+
+    my $calls = sub { ($redis->info('cmdstat_evalsha') // '') =~ /calls=(\d+)/ ? $1 : 0 };
+    my $asked = $calls->();
+
+    is(told(at($b, 'foreign', at => '/local')), '503 UNAVAILABLE', '... by local, either');
+    cmp_ok($calls->() - $asked, '<', 1000, '... who asks once');
+    is(executions('foreign'), 1, '... not executed');
 }
 
 # by hand, at one of them

@@ -179,6 +179,8 @@ struct ngx_idempotency_record_s {
                when */
             ngx_queue_t                 expiry;
             ngx_msec_t                  copied;
+            /* of a failure: memory alone must not guard this token */
+            ngx_uint_t                  refused;
         } copy;
 
         struct {

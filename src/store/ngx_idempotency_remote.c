@@ -77,6 +77,8 @@ static ngx_uint_t ask_lease_over(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 static void ask_copy(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
+static void ask_fail(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_uint_t refused);
 static void ask_describe(ngx_idempotency_tier_t *tier,
     ngx_idempotency_record_t *rec, ngx_idempotency_item_t *item);
 static ngx_int_t ask_append(ngx_idempotency_shm_t *shm,
@@ -394,7 +396,8 @@ ask_negative(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
     if ((*rec)->state == NGX_IDEMPOTENCY_FAILED) {
 
         if (ask_recent(*rec, &claim->op)
-            && (!claim->alone || ask_refused(shm)))
+            && (!claim->alone || (*rec)->as.copy.refused
+                || ask_refused(shm)))
         {
             result = NGX_IDEMPOTENCY_UNAVAILABLE;
         }
@@ -592,8 +595,7 @@ ngx_idempotency_ask_answered(ngx_idempotency_tier_t *tier,
         break;
 
     default: /* NGX_IDEMPOTENCY_UNAVAILABLE */
-        ngx_idempotency_record_found(shm, rec, NGX_IDEMPOTENCY_ON_FAIL,
-                                     ngx_current_msec);
+        ask_fail(shm, rec, !item->failed);
 
         if (rec->sent) {
 
@@ -662,10 +664,26 @@ ask_copy(ngx_idempotency_tier_t *tier, ngx_idempotency_record_t *rec,
     event = NGX_IDEMPOTENCY_ON_FOUND_PENDING + item->outcome;
 
     if (ask_append(shm, rec, &item->response) != NGX_OK) {
-        event = NGX_IDEMPOTENCY_ON_FAIL;
+        ask_fail(shm, rec, 1);
+        return;
     }
 
     ngx_idempotency_record_found(shm, rec, event, ngx_current_msec);
+}
+
+
+/* refused: others may have an answer, but there is none for this token */
+
+static void
+ask_fail(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
+    ngx_uint_t refused)
+{
+    ngx_idempotency_record_found(shm, rec, NGX_IDEMPOTENCY_ON_FAIL,
+                                 ngx_current_msec);
+
+    if (rec->state == NGX_IDEMPOTENCY_FAILED) {
+        rec->as.copy.refused = refused;
+    }
 }
 
 
