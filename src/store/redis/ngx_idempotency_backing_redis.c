@@ -142,6 +142,8 @@ struct redis_zone_s {
        memory that this worker has seen */
     ngx_msec_t                      beaten;
     ngx_atomic_uint_t               stamped;
+    /* when the log last said that some have forgotten */
+    ngx_msec_t                      forgot;
 
     /* room for the name of a channel */
     u_char                         *channel;
@@ -1533,7 +1535,13 @@ stamp_log_right(redis_zone_t *redis, stamp_answer_t *answer,
 
     zone = &redis->tier.shm->store->name;
 
-    if (answer->identity == answer->known && answer->was < answer->least) {
+    /* a failover in a cluster concerns many stamps */
+
+    if (answer->identity == answer->known && answer->was < answer->least
+        && ngx_current_msec - redis->forgot >= STAMP_INTERVAL)
+    {
+        redis->forgot = ngx_current_msec;
+
         ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,
                       "idempotency: the %V of zone \"%V\" has forgotten %uL ms "
                       "of what it had acknowledged: what was claimed then may "
