@@ -256,16 +256,18 @@ ngx_http_idempotency_count(ngx_http_idempotency_ctx_t *ctx)
 }
 
 
-/* the request ends, perhaps as its client left during the wait */
+/* the request ends, perhaps as its client left while it waited */
 
 void
 ngx_http_idempotency_count_end(ngx_http_idempotency_ctx_t *ctx)
 {
-    ngx_http_idempotency_count(ctx);
-
-    if (!ctx->counted && ctx->wait.waited) {
-        count_wait(ctx, ctx->conf->store->counters);
+    if (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_NONE && ctx->wait.waited
+        && ctx->claim.found.outcome == NGX_IDEMPOTENCY_PENDING)
+    {
+        ctx->status = NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS;
     }
+
+    ngx_http_idempotency_count(ctx);
 }
 
 

@@ -211,28 +211,16 @@ static ngx_int_t
 variable_text(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     variable_e what, ngx_str_t *value)
 {
-    u_char                         *text;
-    ngx_http_idempotency_status_e   status;
+    u_char  *text;
 
     switch (what) {
 
     case variable_status:
-        status = ctx->status;
-
-        if (status == NGX_HTTP_IDEMPOTENCY_STATUS_NONE) {
-
-            if (!ctx->wait.waited
-                || ctx->claim.found.outcome != NGX_IDEMPOTENCY_PENDING)
-            {
-                return NGX_DECLINED;
-            }
-
-            /* the client left while the request waited */
-
-            status = NGX_HTTP_IDEMPOTENCY_STATUS_IN_PROGRESS;
+        if (ctx->status == NGX_HTTP_IDEMPOTENCY_STATUS_NONE) {
+            return NGX_DECLINED;
         }
 
-        *value = ngx_http_idempotency_statuses[status].label;
+        *value = ngx_http_idempotency_statuses[ctx->status].label;
 
         if (!ctx->conf->dry_run) {
             value->len -= NGX_HTTP_IDEMPOTENCY_LABEL_SUFFIX;
