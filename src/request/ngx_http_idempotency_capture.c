@@ -508,10 +508,6 @@ capture_header(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
         capture->too_large = 1;
     }
 
-    if (capture_bodyless(r)) {
-        capture->expected = 0;
-    }
-
     capture_settle(r, ctx, 0);
 }
 

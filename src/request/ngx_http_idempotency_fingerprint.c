@@ -352,19 +352,15 @@ digest_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
  * A token made of the content must tell clients apart, which no key does.  So
  * the identity is a part of it.  A client with an identity may change its
  * network.  Clients without one may share an address or a credential:
- * User-Agent and Accept-Language tell them apart.  A constant identity is that
- * of all clients, and tells none apart.
+ * User-Agent and Accept-Language tell them apart.
  */
 
 static void
 digest_content(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
     ngx_str_t *scope, u_char kind, u_char *token)
 {
-    ngx_str_t                      value;
-    ngx_idempotency_digest_t       d;
-    ngx_http_idempotency_value_t  *identity;
-
-    identity = ctx->conf->identity;
+    ngx_str_t                 value;
+    ngx_idempotency_digest_t  d;
 
     ngx_idempotency_digest_init(&d, ctx->conf->digest_key,
                                 NGX_IDEMPOTENCY_FINGERPRINT_VERSION, kind);
@@ -380,9 +376,7 @@ digest_content(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     ngx_idempotency_digest_field(&d, &value);
 
-    if (!ctx->identified
-        || (identity && identity->constant && !identity->script.lengths))
-    {
+    if (!ctx->identified) {
         ngx_idempotency_digest_field(&d, &r->connection->addr_text);
         digest_lines(r, &d, "user_agent");
         digest_lines(r, &d, "accept_language");
@@ -563,7 +557,10 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
         return NGX_ERROR;
     }
 
-    ctx->identified = (shown & ~shown_shared) ? 1 : 0;
+    /* a constant is the same for all */
+
+    ctx->identified = (shown & ~shown_shared)
+                      && !(value.len && !ctx->conf->identity->script.lengths);
 
     if (!shown) {
         ngx_memzero(ctx->claim.parts.identity, NGX_IDEMPOTENCY_IDENTITY_LEN);
