@@ -207,7 +207,7 @@ for my $sync (qw(batched strict)) {
         chmod 0600, $file;
         chown $nobody, -1, $file if $nobody;
 
-        ok((until_true { order('while' . ++$keys) eq '503 UNAVAILABLE' && $n->log =~ /is refused, it (?:was emptied|is empty); to agree/ }),
+        ok((until_true { order('while' . ++$keys) eq '503 UNAVAILABLE' && $n->log =~ /is refused, it (?:was emptied|is empty)/ }),
            "$sync, $how while nginx runs");
         refused("... $how", 'is refused, it (?:was emptied|is empty)');
         ok(all_of('200 REPLAYED', orders(1 .. 5)), '... what memory has is replayed');
@@ -506,10 +506,16 @@ my $others = slurp("$dir/others");
 
 put_back("$dir/others");
 
-ok((until_true { order('z' . ++$keys) eq '503 UNAVAILABLE' && $n->log =~ /is not a file of this module/ }),
-   "another program's file, while nginx runs: the log says so");
+ok((until_true { order('z' . ++$keys) eq '503 UNAVAILABLE' && $n->log =~ /is refused/ }),
+   "another program's file, while nginx runs");
+refused('... instead of ours', 'is refused, it is empty, or not a file of this module');
 is(order(1), '200 REPLAYED', '... memory answers');
+is(api('PUT', '/zones/z', '{"store":"accept"}')->{status}, 204, '... somebody agrees');
+ok((until_true { $n->log =~ /can't be agreed to: it has not the tables of this module/ }), '... in vain');
+is(order('local', '/local'), '503 UNAVAILABLE', '... and it is refused still');
 ok($others eq slurp($file), '... and nothing is written to it');
+unlink $file;
+agrees('removed');
 $n->stop;
 
 

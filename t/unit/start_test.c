@@ -9,6 +9,7 @@
 
 #include <dirent.h>
 #include <poll.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "store/file/ngx_idempotency_db.h"
@@ -57,6 +58,7 @@ static char       *boot;
 static u_char      stamp[NGX_IDEMPOTENCY_STAMP_LEN];
 static ngx_uint_t  no_locks;
 static ssize_t     room = -1;
+static off_t       unreadable;
 static ngx_uint_t  handled;
 
 /* starts of a case: one that lives, and another one */
@@ -82,6 +84,20 @@ int __real_poll(struct pollfd *fds, nfds_t n, int timeout);
 int __wrap_poll(struct pollfd *fds, nfds_t n, int timeout);
 ssize_t __real_recvmsg(int fd, struct msghdr *msg, int flags);
 ssize_t __wrap_recvmsg(int fd, struct msghdr *msg, int flags);
+
+
+/* for the library: pages that the disk can't read */
+
+ssize_t
+pread64(int fd, void *buf, size_t n, off64_t from)
+{
+    if (unreadable && from >= unreadable) {
+        errno = EIO;
+        return -1;
+    }
+
+    return syscall(SYS_pread64, fd, buf, n, from);
+}
 
 
 /* of the child alone, which opens the database */
@@ -984,6 +1000,22 @@ unit_case("what the child has open does not get through")
     room = -1;
     check_equal(begin(&s), NGX_OK);
     ngx_idempotency_start_leave(&s);
+}
+
+
+/* it may be well again: that is no damage, and memory may guard meanwhile */
+
+unit_case("pages that the disk can't read")
+{
+    (void) begin_and_end();
+
+    for (unreadable = 4096; unreadable <= 4 * 4096; unreadable += 4096) {
+        fails("\" can't be read: Input/output error");
+        check(!t.foreign);
+    }
+
+    unreadable = 0;
+    (void) begin_and_end();
 }
 
 

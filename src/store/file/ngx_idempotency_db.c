@@ -327,7 +327,7 @@ ngx_idempotency_db_open(ngx_idempotency_db_conf_t *conf, char *error,
     rc = ngx_idempotency_db_connect(conf->path, &db->sqlite);
 
     if (rc != SQLITE_OK) {
-        ngx_idempotency_db_error(error, len, db->sqlite, rc);
+        (void) ngx_idempotency_db_error(error, len, db->sqlite, rc);
         goto failed;
     }
 
@@ -876,8 +876,9 @@ static ngx_int_t
 db_fail(ngx_idempotency_db_t *db, int rc)
 {
     if (!db->state.other) {
-        ngx_idempotency_db_error(db->state.error, NGX_IDEMPOTENCY_DB_ERROR,
-                                db->sqlite, rc);
+        (void) ngx_idempotency_db_error(db->state.error,
+                                        NGX_IDEMPOTENCY_DB_ERROR, db->sqlite,
+                                        rc);
     }
 
     db->state.full = ((rc & 0xff) == SQLITE_FULL);
@@ -1947,7 +1948,7 @@ ngx_idempotency_db_connect(const char *path, sqlite3 **sqlite)
 }
 
 
-void
+ngx_uint_t
 ngx_idempotency_db_error(char *error, size_t len, sqlite3 *sqlite, int rc)
 {
     int  err;
@@ -1961,16 +1962,16 @@ ngx_idempotency_db_error(char *error, size_t len, sqlite3 *sqlite, int rc)
 
         if (err) {
             (void) snprintf(error, len, "can't be read: %s", strerror(err));
-            return;
+            return 0;
         }
 
         (void) snprintf(error, len, "is damaged: %s (%d); restore it, or "
                         "remove it to begin anew", sqlite3_errstr(rc), rc);
-        return;
+        return 1;
 
     case SQLITE_NOTADB:
         (void) snprintf(error, len, "is not a file of this module");
-        return;
+        return 1;
 
     case SQLITE_IOERR:
     case SQLITE_CANTOPEN:
@@ -1980,6 +1981,8 @@ ngx_idempotency_db_error(char *error, size_t len, sqlite3 *sqlite, int rc)
 
     (void) snprintf(error, len, "%s (%d)%s%s", sqlite3_errstr(rc), rc,
                     err ? ": " : "", err ? strerror(err) : "");
+
+    return 0;
 }
 
 

@@ -24,9 +24,10 @@
 #define NGX_IDEMPOTENCY_DB_QUIET    2000
 #define NGX_IDEMPOTENCY_DB_LONG     16000
 
-/* the file's application_id ("idem") and user_version */
+/* the file's application_id ("idem"), its place, and the user_version */
 
 #define NGX_IDEMPOTENCY_DB_ID       0x6964656d
+#define NGX_IDEMPOTENCY_DB_ID_AT    68
 #define NGX_IDEMPOTENCY_DB_VERSION  2
 
 /* how long a statement waits for another program, in milliseconds */
@@ -145,11 +146,13 @@ ngx_int_t ngx_idempotency_db_tidy(ngx_idempotency_db_t *db, int64_t now,
 
 /*
  * For a start: connects as the functions above do; describes an error of
- * SQLite's; describes how the file differs from the mark, or returns 0.
+ * SQLite's, and returns whether the file itself is wrong; describes how the
+ * file differs from the mark, or returns 0.
  */
 
 int ngx_idempotency_db_connect(const char *path, sqlite3 **sqlite);
-void ngx_idempotency_db_error(char *error, size_t len, sqlite3 *sqlite, int rc);
+ngx_uint_t ngx_idempotency_db_error(char *error, size_t len, sqlite3 *sqlite,
+    int rc);
 ngx_uint_t ngx_idempotency_db_same(ngx_idempotency_mark_t *mark,
     const void *identity, ngx_atomic_uint_t number, char *error, size_t len);
 

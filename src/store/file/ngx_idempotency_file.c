@@ -970,8 +970,9 @@ file_open(file_work_t *work, file_conn_t *conn, char *error)
     rc = file_way(work, conn);
 
     if (rc == NGX_DECLINED) {
-        (void) snprintf(error, NGX_IDEMPOTENCY_DB_ERROR, "it is empty");
-        file_found_other(work, conn, "is empty");
+        (void) snprintf(error, NGX_IDEMPOTENCY_DB_ERROR, "it is another one");
+        file_found_other(work, conn,
+                         "is empty, or not a file of this module");
         return NGX_ERROR;
     }
 
@@ -999,16 +1000,12 @@ file_open(file_work_t *work, file_conn_t *conn, char *error)
 static ngx_int_t
 file_way(file_work_t *work, file_conn_t *conn)
 {
+    u_char       id[4];
+    ssize_t      n;
     struct stat  st;
 
     if (stat(work->db.path, &st) == -1) {
         return NGX_ERROR;
-    }
-
-    /* SQLite would begin another store there */
-
-    if (st.st_size == 0) {
-        return NGX_DECLINED;
     }
 
     if (!file_is(conn->file, &st)) {
@@ -1016,9 +1013,19 @@ file_way(file_work_t *work, file_conn_t *conn)
                           O_RDWR|O_CLOEXEC|O_NOFOLLOW|O_NONBLOCK);
     }
 
-    return (conn->file == -1) ? NGX_ERROR
-                              : ngx_idempotency_owners_only(conn->file,
-                                                            conn->lock);
+    n = pread(conn->file, id, sizeof(id), NGX_IDEMPOTENCY_DB_ID_AT);
+
+    if (n == -1) {
+        return NGX_ERROR;
+    }
+
+    /* in an empty one SQLite would begin another store */
+
+    if (n != sizeof(id) || ngx_memcmp(id, "idem", sizeof(id)) != 0) {
+        return NGX_DECLINED;
+    }
+
+    return ngx_idempotency_owners_only(conn->file, conn->lock);
 }
 
 

@@ -59,7 +59,6 @@
 #define HEADER_SIZE    100
 #define HEADER_MAGIC   "SQLite format 3"
 #define HEADER_VERSION 60
-#define HEADER_ID      68
 
 /* the header of the log's index; numbers in the machine's order */
 
@@ -781,7 +780,8 @@ start_header(ngx_idempotency_start_t *start)
     }
 
     if (ngx_memcmp(header, HEADER_MAGIC, sizeof(HEADER_MAGIC)) != 0
-        || start_number(header + HEADER_ID) != NGX_IDEMPOTENCY_DB_ID)
+        || start_number(header + NGX_IDEMPOTENCY_DB_ID_AT)
+           != NGX_IDEMPOTENCY_DB_ID)
     {
         return start_refuse(start, START_FOREIGN,
                             "is a file of another program, or damaged; name "
@@ -1322,8 +1322,7 @@ start_test(ngx_idempotency_start_t *start)
 
     (void) sqlite3_close(sqlite);
 
-    return (rc == SQLITE_MISMATCH || rc == SQLITE_AUTH
-            || (rc & 0xff) == SQLITE_CORRUPT) ? NGX_ERROR : NGX_OK;
+    return (start->foreign || start->other) ? NGX_ERROR : NGX_OK;
 }
 
 
@@ -1506,10 +1505,17 @@ start_whole(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     alarm.ended = 1;
     (void) pthread_join(tid, NULL);
 
+    /* a page that the disk can't read is no damage */
+
     if (rc == SQLITE_OK && ngx_strcmp(text, "ok") != 0) {
-        (void) start_refuse(start, START_FOREIGN,
-                            "is damaged: %s; " START_REMEDY, text);
-        return SQLITE_CORRUPT;
+        rc = start_error(start, sqlite, SQLITE_CORRUPT);
+
+        if (start->foreign) {
+            (void) start_refuse(start, START_FOREIGN,
+                                "is damaged: %s; " START_REMEDY, text);
+        }
+
+        return rc;
     }
 
     return (rc == SQLITE_OK || rc == SQLITE_INTERRUPT)
@@ -1691,11 +1697,12 @@ start_text(sqlite3 *sqlite, const char *sql, char *text, size_t len)
 static int
 start_error(ngx_idempotency_start_t *start, sqlite3 *sqlite, int rc)
 {
-    char  error[NGX_IDEMPOTENCY_DB_ERROR];
+    char        error[NGX_IDEMPOTENCY_DB_ERROR];
+    ngx_uint_t  wrong;
 
-    ngx_idempotency_db_error(error, sizeof(error), sqlite, rc);
-    (void) start_refuse(start, (rc == SQLITE_CORRUPT || rc == SQLITE_NOTADB)
-                               ? START_FOREIGN : 0, "%s", error);
+    wrong = ngx_idempotency_db_error(error, sizeof(error), sqlite, rc);
+
+    (void) start_refuse(start, wrong ? START_FOREIGN : 0, "%s", error);
 
     return rc;
 }
