@@ -304,6 +304,52 @@ for my $mode (qw(batched strict)) {
 }
 
 
+# ... and what a worker of before has seen meanwhile does not count
+
+{
+    my $lock = sub {
+        my ($owners, $type) = @_;
+
+        # F_OFD_SETLK, SEEK_SET, one byte: that of starts
+        fcntl $owners, 37, my $start = pack 's2 x4 q2 l x4', $type, 0, 2, 1, 0 or die "-owners: $!";
+    };
+
+    start_nginx('batched', workers => 1);
+    is(order('first'), '200 NEW', 'a reload while a worker looks at the file');
+    $n->down('QUIT');
+
+    my $file = $n->root . '/z.db';
+
+    link $file, "$file-other" or die $!;
+    $n->up;
+    is(order(), '503 UNAVAILABLE', '... a start without it');
+
+    my ($old) = $n->workers;
+    my $stays = ask(connection_to($n, $old), 'POST', '/free?id=stays&gate=1', body => 'b');
+
+    held('stays');
+
+    open my $owners, '+<', "$file-owners" or die $!;
+    $lock->($owners, 1);
+    unlink "$file-other";
+    sleep 1.5;
+    kill STOP => $old;
+    sleep 0.2;
+    $lock->($owners, 2);
+
+    $n->signal('HUP');
+    ok((until_true { order() eq '200 NEW' }), '... a reload with it');
+    link $file, "$file-other" or die $!;
+    kill CONT => $old;
+    sleep 1.5;
+    is(order(), '200 NEW', '... and stays so');
+    go('stays');
+    is($stays->response->{status}, 200, '... the old worker has finished');
+    ok((until_true { !grep { $_ == $old } $n->alive }), '... and goes');
+    $n->stop;
+}
+
+
 # --- -owners, and what a worker needs that comes -----------------------------------------
 
 start_nginx('batched');

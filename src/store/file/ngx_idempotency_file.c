@@ -1559,8 +1559,17 @@ file_started(file_t *file)
 
         ngx_add_timer(&file->late, FILE_REFUSED);
 
-        if (work->instance == 0) {
-            shm->sh->tier.other = file_other(start);
+        /* a reload may have begun with the file, or refused it, meanwhile */
+
+        if (work->instance == 0 && ngx_idempotency_shm_lock(shm) == NGX_OK) {
+
+            if (shm->sh->tier.instance == 0
+                && shm->sh->tier.other != FILE_OTHER)
+            {
+                shm->sh->tier.other = file_other(start);
+            }
+
+            ngx_idempotency_shm_unlock(shm);
         }
 
         /* the start has logged its first reason */
