@@ -198,4 +198,21 @@ for (['wait', 'replicas 1'], ['waitaof', 'fsync on']) {
     $n->stop;
 }
 
+# a server without WAITAOF, or without an append-only file, can't do it
+
+for my $program (Redis->programs) {
+    my $r = Redis->new(program => $program);
+
+    $n = nginx(
+        workers => 2, allow => qr/redis "r" of zone "z" is unavailable/,
+        zone => "idempotency_redis r { server 127.0.0.1:@{[$r->port]}; timeout 5s; fsync on; }\nidempotency_zone zone=z:8m redis=r;\n",
+        server => 'location /z { idempotency zone=z; proxy_pass http://$TEST_NGINX_BACKEND; } location /api/ { idempotency_api; }');
+
+    is(at('z', 'unsynced')->{status}, 503, "$program, fsync on: refused");
+    sleep 5;
+    like($n->get('/api/metrics')->{body}, qr/store_up\S* 0$/m, '... store_up');
+    unlike($n->log, qr/is available again/, '... until it can');
+    $n->stop;
+}
+
 done_testing();

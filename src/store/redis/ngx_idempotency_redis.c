@@ -75,6 +75,8 @@ typedef struct {
 static void redis_wait_events(redis_conn_t *conn, struct pollfd *fd);
 static void redis_look_handler(ngx_event_t *ev);
 static void redis_look(redis_node_t *node);
+static void redis_looked_synced(redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply);
 static void redis_looked(redis_conn_t *conn, void *data,
     ngx_idempotency_redis_reply_t *reply);
 static void redis_tick(ngx_event_t *ev);
@@ -525,7 +527,7 @@ ngx_idempotency_redis_well(ngx_idempotency_redis_t *redis)
 
         redis_look(node);
 
-        if (node->conns[0] == NULL || node->well == 0
+        if (node->conns[0] == NULL || node->well == 0 || node->unsynced
             || node->conns[0]->state != redis_ready
             || ngx_current_msec - node->well >= REDIS_WELL)
         {
@@ -607,7 +609,26 @@ redis_look(redis_node_t *node)
 
     node->looked = ngx_current_msec;
 
+    if (node->redis->conf.fsync) {
+        ngx_idempotency_redis_conn_ask(conn, redis_looked_synced, node,
+                                       "WAITAOF 1 0 1");
+    }
+
     ngx_idempotency_redis_conn_ask(conn, redis_looked, node, "ROLE");
+}
+
+
+/* a server without it, or without an append-only file, refuses */
+
+static void
+redis_looked_synced(redis_conn_t *conn, void *data,
+    ngx_idempotency_redis_reply_t *reply)
+{
+    redis_node_t  *node = data;
+
+    if (reply) {
+        node->unsynced = (reply->type == NGX_IDEMPOTENCY_REDIS_ERROR);
+    }
 }
 
 
@@ -879,6 +900,7 @@ node_move(redis_node_t *node, ngx_str_t *host, in_port_t port)
     node->well = 0;
     node->offset = 0;
     node->missing = 0;
+    node->unsynced = 0;
     node->warned = 0;
 
     if (node_set_address(node, host) != NGX_OK) {

@@ -177,6 +177,8 @@ struct ngx_idempotency_redis_node_s {
     ngx_msec_t                       tried;
     int64_t                          offset;
     unsigned                         missing:1;
+    /* it refuses WAITAOF */
+    unsigned                         unsynced:1;
 
     /* calls go to this node; it is only asked where others are */
     unsigned                         known:1;

@@ -576,6 +576,10 @@ pipeline_acks(redis_conn_t *conn, void *data,
     n = (reply->type == NGX_IDEMPOTENCY_REDIS_INTEGER) ? reply->integer : -1;
     wanted = data ? 1 : conn->redis->conf.replicas;
 
+    if (data && reply->type == NGX_IDEMPOTENCY_REDIS_ERROR) {
+        conn->node->unsynced = 1;
+    }
+
     if (!data && n >= wanted) {
         ngx_idempotency_redis_acked(conn->node);
 
