@@ -343,6 +343,11 @@ for my $mode (qw(batched strict)) {
     kill CONT => $old;
     sleep 1.5;
     is(order(), '200 NEW', '... and stays so');
+
+    # ... nor does it say that the zone is without the file
+    unlink "$file-other";
+    sleep 1.5;
+    unlike($n->log, qr/can't be locked/, '... and nothing else is said');
     go('stays');
     is($stays->response->{status}, 200, '... the old worker has finished');
     ok((until_true { !grep { $_ == $old } $n->alive }), '... and goes');

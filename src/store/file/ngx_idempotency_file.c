@@ -1574,7 +1574,7 @@ file_started(file_t *file)
 
         /* the start has logged its first reason */
 
-        if (ngx_strcmp(start->why, file->start.why) != 0) {
+        if (rc != NGX_BUSY && ngx_strcmp(start->why, file->start.why) != 0) {
             ngx_memcpy(file->start.why, start->why, sizeof(start->why));
 
             ngx_log_error(NGX_LOG_ALERT, ngx_cycle->log, 0,

@@ -905,11 +905,12 @@ ngx_idempotency_start_late(ngx_idempotency_start_t *start, uint64_t instance)
 
     /* other workers hold the instance by open files of their own */
 
-    if (rc == NGX_OK
-        && ngx_idempotency_owners_hold(start->owners, F_RDLCK, start->instance)
-           != NGX_OK)
-    {
-        rc = start_refuse(start, ngx_errno, "can't be locked");
+    if (rc == NGX_OK) {
+        rc = ngx_idempotency_owners_hold(start->owners, F_RDLCK,
+                                         start->instance);
+        if (rc != NGX_OK) {
+            (void) start_refuse(start, ngx_errno, "can't be locked");
+        }
     }
 
     if (rc != NGX_OK && !start->other && !start->agreed) {

@@ -108,7 +108,7 @@ void ngx_idempotency_start_leave(void *start);
  * open: an operator has agreed to the file as it is (`agreed`), or nginx was
  * started without the file.  From then on each worker holds the instance by an
  * open file of its own.  The first worker makes the instance (0), the others
- * get its number.
+ * get its number.  NGX_BUSY: a reload has made it, for its own workers.
  */
 
 ngx_int_t ngx_idempotency_start_late(ngx_idempotency_start_t *start,
