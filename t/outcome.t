@@ -182,22 +182,24 @@ proxy_http_version 1.1;
 
 location / { proxy_pass http://backend; }
 location /unbuffered { proxy_buffering off; proxy_pass http://backend; }
-location /fastcgi { fastcgi_buffering off; fastcgi_pass $TEST_NGINX_FASTCGI;
-                    fastcgi_param REQUEST_METHOD $request_method;
-                    fastcgi_param REQUEST_URI $request_uri; }
+fastcgi_param REQUEST_METHOD $request_method;
+fastcgi_param REQUEST_URI $request_uri;
+location /fastcgi { fastcgi_pass $TEST_NGINX_FASTCGI; }
+location /fastcgi/unbuffered { fastcgi_buffering off; fastcgi_pass $TEST_NGINX_FASTCGI; }
 location /2xx { idempotency_keep 2xx; proxy_pass http://backend; }
 location /small { idempotency_max_response 1k; proxy_pass http://backend; }
 --- request eval
 twice(map("POST /broken?$_ HTTP/1.0", 'size=5000&te=chunked&cut=2000', 'size=5000&te=chunked&cut=2000&rst=1',
           'size=60000&cut=40000', 'size=5000&cut=2000&h=X-Accel-Idempotency:%20keep'),
-      map("POST /fastcgi?size=5000&$_ HTTP/1.0", qw(cut=2000 te=close&cut=2000)),
+      (map { my $q = $_; map "POST /fastcgi$_?size=5000&$q HTTP/1.0", '', '/unbuffered' }
+          qw(cut=2000 te=close&cut=2000 te=close&cut=0)),
       map { my $q = $_; map "POST $_?size=5000&$q HTTP/1.0", '/broken', '/unbuffered' }
           qw(cut=2000 cut=2000&rst=1 cut=0 cut=4999 te=close&cut=2000&rst=1))
 --- response_headers: ! X-Accel-Idempotency
 --- response_body_like eval
-[('\A.{0,4999}\z', $::not_kept) x 2, '\A.{0,59999}\z', $::not_kept, ('\A.{0,4999}\z', $::not_kept) x 13]
---- idempotency_status eval: 'NEW NOT_KEPT ' x 16
---- executions: 16
+[('\A.{0,4999}\z', $::not_kept) x 2, '\A.{0,59999}\z', $::not_kept, ('\A.{0,4999}\z', $::not_kept) x 17]
+--- idempotency_status eval: 'NEW NOT_KEPT ' x 20
+--- executions: 20
 
 === TEST 10: that is released all the same if its status binds nothing, or the upstream says so
 --- request eval

@@ -883,12 +883,13 @@ capture_ends(ngx_http_request_t *r, ngx_http_idempotency_capture_t *capture,
 
     u = r->upstream;
 
-    /* Unbuffered, nginx takes a FastCGI response whose connection is closed
-       for whole.  The record that ends it sets the length to 0. */
+    /* nginx takes a FastCGI response whose connection is closed for whole.
+       The record that ends it sets upstream_done, or the length to 0. */
 
     if (capture->live && capture->expected == -1
-        && !u->buffering && u->length == -1
-        && ngx_idempotency_begins(&u->schema, "fastcgi"))
+        && ngx_idempotency_begins(&u->schema, "fastcgi")
+        && (u->buffering ? u->pipe->upstream_eof && !u->pipe->upstream_done
+                         : u->length == -1))
     {
         return 0;
     }
