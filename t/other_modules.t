@@ -6,6 +6,7 @@
 
 use lib 't/lib';
 use Idempotency;
+use Stress;
 
 my $lua = has_module('ngx_http_lua_module') && has_module('ndk_http_module');
 my $js = has_module('ngx_http_js_module');
@@ -249,7 +250,11 @@ SKIP: {
             if (!r.headersIn['X-Token']) { r.return(403); return; }
             r.variables.tenant = tenant(r);
         }
-        export default {tenant, let_in};
+        async function pays(r) {
+            let x = await r.subrequest('/paid', {method: 'POST', args: r.variables.args});
+            r.return(x.status, x.responseText);
+        }
+        export default {tenant, let_in, pays};
 EOC
                   http => 'js_import app from $TEST_NGINX_ROOT/app.js;'
                           . 'js_set $asks app.tenant;',
@@ -261,6 +266,9 @@ EOC
         idempotency_identity $asks;
         proxy_pass http://$TEST_NGINX_BACKEND;
     }
+    listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1 http2;
+    location /pays { js_content app.pays; }
+    location /paid { proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC
     location /access {
         js_access app.let_in;
@@ -272,6 +280,23 @@ EOC2
     asked($n, "/$_", "js-$_", [qw(anna.1 anna.2 bert.1)],
           '200 NEW, 200 REPLAYED, 409 CONFLICT', 1)
         for 'set', $access ? 'access' : ();
+
+    # a subrequest of an owner goes on, too, when the client leaves
+
+    for my $leaves (qw(reset_stream close)) {
+        my @m = (POST => "/pays?id=$leaves&gate=1", key => $leaves, body => 'b');
+        my $c = h2($n);
+        my $s = $c->request(@m);
+
+        held($leaves);
+        $c->$leaves($s);
+        select undef, undef, undef, 0.3;
+        go($leaves);
+
+        my $r = $n->request(@m);
+        is((told($r) =~ s/WAITED/REPLAYED/r) . ' ' . executions($leaves),
+           '200 REPLAYED 1', "njs: its subrequest goes on, $leaves");
+    }
 
     ok($n->stop, 'njs: nginx stops in good order');
 }

@@ -375,8 +375,8 @@ client_guard(ngx_http_request_t *sr)
 
 /*
  * A subrequest that ends after the client has left, as a mirror's, would end
- * the main request, too.  So the connection's error is hidden from nginx until
- * the next output.
+ * the main request, too, and njs would never go on.  So the connection's error
+ * is hidden from both until the next output.
  */
 
 static ngx_int_t
@@ -384,27 +384,28 @@ client_subrequest_done(ngx_http_request_t *sr, void *data, ngx_int_t rc)
 {
     ngx_http_post_subrequest_t  *ps = data;
 
+    ngx_uint_t                   hidden;
     ngx_connection_t            *c;
     ngx_http_idempotency_ctx_t  *ctx;
+
+    c = sr->connection;
+    ctx = ngx_http_idempotency_get_ctx(sr);
+
+    hidden = (ngx_http_idempotency_carried(ctx)
+              && (c->error || ctx->client.gone)
+              && client_leave(sr->main, ctx) == NGX_OK);
+
+    if (hidden) {
+        c->error = 0;
+    }
 
     if (ps) {
         rc = ps->handler(sr, ps->data, rc);
     }
 
-    c = sr->connection;
-    ctx = ngx_http_idempotency_get_ctx(sr);
-
-    if (!ngx_http_idempotency_carried(ctx)
-        || (!c->error && !ctx->client.gone))
-    {
+    if (!hidden) {
         return rc;
     }
-
-    if (client_leave(sr->main, ctx) != NGX_OK) {
-        return rc;
-    }
-
-    c->error = 0;
 
     return (rc == NGX_ERROR
             || rc == NGX_HTTP_REQUEST_TIME_OUT
