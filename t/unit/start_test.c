@@ -949,6 +949,11 @@ unit_case("set back, or gone")
     put(path, "", 0);
     refused_by_both("store\" is empty, and has left /tmp/");
 
+    /* a witness that can't be read was not removed */
+
+    check_equal(chmod(beside("-witness"), 0), 0);
+    refused_by_both("store\" is empty, and has left /tmp/");
+
     check_equal(unlink(beside("-witness")), 0);
     (void) begin_and_end();
 }

@@ -1035,7 +1035,7 @@ start_witness(ngx_idempotency_start_t *start)
 
     if (start->agreed
         || (start->found ? !(start->marked && start_log_is_lost(path))
-                         : !(start->marked || start->left)))
+                         : !(start->marked || start->left || start->witness)))
     {
         return NGX_OK;
     }
