@@ -28,6 +28,8 @@ pictures();
 
 the_map();
 
+is(qx($^X util/mutate -l 2>&1 >/dev/null), '', 'each edit of t/mutations finds its place');
+
 cmp_ok(scalar(split /\n/, $page{'ARCHITECTURE.md'}), '<=', 200, 'ARCHITECTURE.md is short');
 cmp_ok(scalar(split /\n/, $page{'README.md'}), '<=', 150, 'README.md is short');
 
