@@ -323,7 +323,8 @@ judge_nginx_gone(nginx_t *g)
 }
 
 
-/* its nginx ended at once, and nobody was granted the token before */
+/* its nginx ended at once, and nobody was granted the token before.  Behind the
+   batch of a worker that has just died outcomes are waited for, and no doubt */
 
 static ngx_uint_t
 abandoned(exec_t *e)
@@ -341,7 +342,7 @@ abandoned(exec_t *e)
         /* void */
     }
 
-    return e->nginx->ends && e->nginx->at_once
+    return e->nginx->ends && e->nginx->at_once && !e->nginx->blocked
            && e->state == RUNS && !e->releasing && !closed(e)
            && x == execs + nexecs && g == grants + ngrants;
 }

@@ -10,6 +10,11 @@
 #include <dlfcn.h>
 
 
+/* so long after its beginning a batch is its worker's, even a dead one's */
+
+#define DESERTED  100
+
+
 nginx_t            nginxes[NGINX];
 
 static ngx_uint_t  serials;
@@ -32,12 +37,14 @@ leave(proc_t *p)
 }
 
 
-/* one that was not told to quit has a successor */
+/* it has died; one that was not told to quit has a successor */
 
 static void
 proc_respawn(proc_t *p, ngx_msec_t delay)
 {
     message_t  *m;
+
+    p->nginx->died = now;
 
     if (p->quits || p->nginx->ends) {
         return;
@@ -409,6 +416,7 @@ proc_exit(proc_t *p)
     }
 
     if (proc_does(p, p->w->exit)) {
+        p->nginx->blocked = (now - p->nginx->died <= DESERTED);
         proc_gone(p);
     }
 }

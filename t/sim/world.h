@@ -92,6 +92,9 @@ struct nginx_s {
     ngx_uint_t                      ends;
     ngx_uint_t                      at_once;
     ngx_uint_t                      disturbed;
+    /* when a worker last died; its batch may have been in the last one's way */
+    ngx_msec_t                      died;
+    ngx_uint_t                      blocked;
     u_char                         *zone;
     uint64_t                        instance;
     uint64_t                        fence;
