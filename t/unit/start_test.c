@@ -1029,6 +1029,7 @@ unit_case("the child dies, hangs, or tells nothing")
     does = DIES_FIRST;
     fails("\" can't be used: the process that looked at it died "
           "on signal 6; restore it");
+    check(t.foreign);
 
     does = LEAVES;
     fails("\" can't be used: the process that looks at it has "

@@ -480,7 +480,11 @@ start_hear(ngx_idempotency_start_t *start, int from, ngx_pid_t pid)
 
         if (!hangs && WIFSIGNALED(status)) {
             start->late = 0;
-            start->rc = start_refuse(start, 0,
+
+            /* a damaged file does that, but for SIGKILL */
+
+            start->rc = start_refuse(start, WTERMSIG(status) == SIGKILL
+                                            ? 0 : START_FOREIGN,
                             "can't be used: the process that looked at it died "
                             "on signal %d; " START_REMEDY, WTERMSIG(status));
         }
