@@ -254,7 +254,16 @@ SKIP: {
             let x = await r.subrequest('/paid', {method: 'POST', args: r.variables.args});
             r.return(x.status, x.responseText);
         }
-        export default {tenant, let_in, pays};
+        async function tells(r) {
+            await r.subrequest('/paid', {method: 'POST', args: r.variables.args});
+            r.status = 200;
+            r.sendHeader();
+            r.send('a'.repeat(5000));
+            await r.subrequest('/again');
+            r.send('b');
+            r.finish();
+        }
+        export default {tenant, let_in, pays, tells};
 EOC
                   http => 'js_import app from $TEST_NGINX_ROOT/app.js;'
                           . 'js_set $asks app.tenant;',
@@ -268,6 +277,8 @@ EOC
     }
     listen 127.0.0.1:$TEST_NGINX_RAND_PORT_1 http2;
     location /pays { js_content app.pays; }
+    location /tells { js_content app.tells; }
+    location /again { proxy_pass http://$TEST_NGINX_BACKEND/?delay=1; }
     location /paid { proxy_pass http://$TEST_NGINX_BACKEND; }
 EOC
     location /access {
@@ -297,6 +308,19 @@ EOC2
         is((told($r) =~ s/WAITED/REPLAYED/r) . ' ' . executions($leaves),
            '200 REPLAYED 1', "njs: its subrequest goes on, $leaves");
     }
+
+    # ... and where njs itself finds out that it has left
+
+    my @m = ('/tells?id=tells&gate=1', key => 'tells', body => 'b');
+    my $c = $n->start(POST => @m);
+
+    held('tells');
+    $c->reset;
+    go('tells');
+    select undef, undef, undef, 0.3;
+
+    is(told($n->post(@m)) =~ s/WAITED/REPLAYED/r, '200 REPLAYED',
+       'njs: the next one begins, too');
 
     ok($n->stop, 'njs: nginx stops in good order');
 }

@@ -113,6 +113,7 @@ static void client_keep_upstream(ngx_http_request_t *r,
 static void client_guard(ngx_http_request_t *sr);
 static ngx_int_t client_subrequest_done(ngx_http_request_t *sr, void *data,
     ngx_int_t rc);
+static ngx_uint_t client_hide(ngx_http_request_t *sr);
 #ifdef NGX_HTTP_VERSION_30
 static void client_quic_handler(ngx_event_t *rev);
 #endif
@@ -384,23 +385,16 @@ client_subrequest_done(ngx_http_request_t *sr, void *data, ngx_int_t rc)
 {
     ngx_http_post_subrequest_t  *ps = data;
 
-    ngx_uint_t                   hidden;
-    ngx_connection_t            *c;
-    ngx_http_idempotency_ctx_t  *ctx;
+    ngx_uint_t  hidden;
 
-    c = sr->connection;
-    ctx = ngx_http_idempotency_get_ctx(sr);
-
-    hidden = (ngx_http_idempotency_carried(ctx)
-              && (c->error || ctx->client.gone)
-              && client_leave(sr->main, ctx) == NGX_OK);
-
-    if (hidden) {
-        c->error = 0;
-    }
+    hidden = client_hide(sr);
 
     if (ps) {
         rc = ps->handler(sr, ps->data, rc);
+
+        /* it may have sent something to the client */
+
+        hidden |= client_hide(sr);
     }
 
     if (!hidden) {
@@ -410,6 +404,28 @@ client_subrequest_done(ngx_http_request_t *sr, void *data, ngx_int_t rc)
     return (rc == NGX_ERROR
             || rc == NGX_HTTP_REQUEST_TIME_OUT
             || rc == NGX_HTTP_CLIENT_CLOSED_REQUEST) ? NGX_OK : rc;
+}
+
+
+static ngx_uint_t
+client_hide(ngx_http_request_t *sr)
+{
+    ngx_connection_t            *c;
+    ngx_http_idempotency_ctx_t  *ctx;
+
+    c = sr->connection;
+    ctx = ngx_http_idempotency_get_ctx(sr);
+
+    if (!ngx_http_idempotency_carried(ctx)
+        || (!c->error && !ctx->client.gone)
+        || client_leave(sr->main, ctx) != NGX_OK)
+    {
+        return 0;
+    }
+
+    c->error = 0;
+
+    return 1;
 }
 
 
