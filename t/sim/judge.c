@@ -210,10 +210,20 @@ gone(exec_t *e)
 void
 judge_forgets(uint64_t since, ngx_uint_t refused)
 {
-    exec_t   *e;
-    grant_t  *g;
+    proc_t      *p;
+    exec_t      *e;
+    grant_t     *g;
+    ngx_uint_t   i;
 
     forgot = 1;
+
+    for (i = 0; i < NGINX * SIM_SLOTS && refused; i++) {
+        p = &nginxes[i / SIM_SLOTS].procs[i % SIM_SLOTS];
+
+        if (p->up && p->w->shm->sh && p->w->shm->sh->tier.agreed) {
+            p->nginx->agreeing = now;
+        }
+    }
 
     for (g = grants; g < grants + ngrants; g++) {
         if (g->wrote >= since) {
@@ -403,12 +413,13 @@ doubtful(exec_t *e)
 
 
 /* the one that was emptied then: who does refuses another one; the first answer
-   was the stamp */
+   was the stamp.  Who was told to agree, and is about to, agrees to what stands
+   there when its question comes */
 
 static ngx_uint_t
 knows_the_store(nginx_t *g, ngx_msec_t emptied)
 {
-    return g->answered && g->answered <= emptied;
+    return g->answered && g->answered <= emptied && g->agreeing != emptied;
 }
 
 

@@ -100,8 +100,10 @@ struct nginx_s {
     uint64_t                        fence;
     int64_t                         base;
     ngx_idempotency_mark_t          mark;
-    /* since when it has had an answer of the store */
+    /* since when it has had an answer of the store; an agreement was under way
+       when that was emptied then */
     ngx_msec_t                      answered;
+    ngx_msec_t                      agreeing;
     /* what its clock is ahead of the world's */
     ngx_msec_t                      offset;
     /* its workers are slots 0 and 1, or 2 and 3, a reload later */
