@@ -146,7 +146,7 @@ location @fallback { rewrite ^ /fallback?echo=1&status=203? break; proxy_pass ht
 a file
 --- config
 idempotency zone=z;
-idempotency_identity me;
+idempotency_identity $host;
 idempotency_key $request_uri$http_x_key;
 
 location / { proxy_pass http://backend; }
