@@ -264,11 +264,12 @@ for my $what ([ large => '&size=300000' ], [ empty => '&status=204' ],
 # --- where the response's location turns one away ---------------------------
 
 {
+    my $p = parking($n);
     my ($owner, $uri, @o) = owner($n, 'moved', at => '/moved');
     my @c = map { $n->start('POST', $uri, @o, headers => [ @$_ ]) }
             [], [ 'X-May: not' ];
 
-    sleep 0.2;
+    parked($p, 1 + @c);
     go('moved');
     is(told(gather(@c)), '200 WAITED, 403 -', 'one is let in there');
     is(told($owner->response) . ' ' . executions('moved'), '200 NEW 1',
