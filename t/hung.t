@@ -334,7 +334,7 @@ for my $mode (qw(batched strict)) {
     unlink "$file-other";
     sleep 1.5;
     kill STOP => $old;
-    sleep 0.2;
+    until_true { !grep { slurp($_) !~ /\) T / } glob "/proc/$old/task/*/stat" };
     $lock->($owners, 2);
 
     $n->signal('HUP');
