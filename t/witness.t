@@ -113,6 +113,17 @@ sub refused {
 }
 
 
+sub each_uses_it {
+    for my $pid ($n->workers) {
+        my $c = connection_to($n, $pid);
+
+        ok((until_true {
+            told(ask($c, 'POST', '/', key => 'each' . ++$keys, body => 'b')->response) eq '200 NEW'
+        }), '... each worker uses it');
+    }
+}
+
+
 sub agrees {
     my ($name) = @_;
 
@@ -180,13 +191,7 @@ for my $sync (qw(batched strict)) {
     like(order('others'), qr/^503 /, '... nor by workers that come');
     ok((until_true { api('PUT', '/zones/z', '{"store":"accept"}')->{status} == 204 }), '... somebody agrees');
 
-    for my $pid ($n->workers) {
-        my $c = connection_to($n, $pid);
-
-        ok((until_true {
-            told(ask($c, 'POST', '/', key => 'late' . ++$keys, body => 'b')->response) eq '200 NEW'
-        }), '... each worker uses it');
-    }
+    each_uses_it();
 
     ok(all_of('200 REPLAYED', orders(1 .. 5)), '... what it knows is replayed');
     $n->stop;
@@ -213,13 +218,7 @@ for my $sync (qw(batched strict)) {
         ok(all_of('200 REPLAYED', orders(1 .. 5)), '... what memory has is replayed');
         agrees($how);
 
-        for my $pid ($n->workers) {
-            my $c = connection_to($n, $pid);
-
-            ok((until_true {
-                told(ask($c, 'POST', '/', key => 'emptied' . ++$keys, body => 'b')->response) eq '200 NEW'
-            }), '... each worker uses it');
-        }
+        each_uses_it();
 
         ok(all_of('200 REPLAYED', orders(1 .. 5)), '... what memory has is replayed');
         $n->restart('QUIT');

@@ -206,7 +206,7 @@ ask_old_copy(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
 }
 
 
-/* this machine's memory alone guards the token, as the backing is out of reach */
+/* the backing is out of reach: this machine's memory alone guards the token */
 
 static ngx_uint_t
 ask_alone(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)

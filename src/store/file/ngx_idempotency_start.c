@@ -40,7 +40,8 @@
 
 #define START_REMEDY   "restore it, or remove it to begin anew"
 
-/* instead of an error: what is there is not what it was */
+/* in place of a system error: the file itself is wrong, and `local` must not
+   guard beside it */
 
 #define START_FOREIGN  -1
 

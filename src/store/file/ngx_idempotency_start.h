@@ -35,7 +35,7 @@ typedef struct {
 
     /* of the digest key that makes tokens */
     u_char                   stamp[NGX_IDEMPOTENCY_STAMP_LEN];
-    /* an operator has agreed to the file as it is; the identity and the instance
+    /* an operator has agreed to the file as it is; its identity and instance
        until then */
     ngx_uint_t               agreed;
     u_char                   known[NGX_IDEMPOTENCY_MARK_LEN];
