@@ -15,11 +15,13 @@ my $n = nginx(workers => 2, server => <<'EOC');
     location / { proxy_pass http://$TEST_NGINX_BACKEND; }
     location /small { idempotency_max_response 4; proxy_pass http://$TEST_NGINX_BACKEND; }
     location /eu { idempotency_scope eu; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /one { idempotency_identity nobody; proxy_pass http://$TEST_NGINX_BACKEND; }
     location /tenant { idempotency_identity $http_x_tenant; proxy_pass http://$TEST_NGINX_BACKEND; }
 
     location = /outcome { idempotency_api; }
     location = /eu/outcome { idempotency_scope eu; idempotency_api write=on; }
     location = /tenant/outcome { idempotency_identity $http_x_tenant; idempotency_api; }
+    location = /one/outcome { idempotency_identity nobody; idempotency_api; }
     location = /off/outcome { idempotency off; idempotency_api; }
     location /all/ { idempotency_api; }
 EOC
@@ -85,6 +87,9 @@ $n->post('/tenant', key => 't', headers => ['X-Tenant: one', 'Cookie: a=b']);
 like(learns('t', uri => '/tenant/outcome', headers => ['X-Tenant: one']), qr/outcome=done/, 'another identity');
 is(learns('t', uri => '/tenant/outcome', headers => ['X-Tenant: two']), 404, '... of another');
 is(learns('t', uri => '/tenant/outcome', headers => ['Cookie: a=b']), 404, '... of nobody');
+
+$n->post('/one', key => 'o', @me);
+is(learns('o', uri => '/one/outcome'), 404, 'a constant is no identity');
 
 is($n->get('/outcome', @me)->{status}, 400, 'without a key');
 is($n->get('/outcome', key => '"a', @me)->{status}, 400, 'a malformed one');

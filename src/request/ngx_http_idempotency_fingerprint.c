@@ -551,18 +551,18 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
     if (value.len) {
         ngx_idempotency_digest_bytes(&d, (u_char *) "V", 1);
         ngx_idempotency_digest_field(&d, &value);
-        shown = shown_named;
+
+        /* a constant is the same for all */
+
+        shown = ctx->conf->identity->script.lengths ? shown_named : 0;
 
     } else if (identity_default(r, ctx, &d, &shown) != NGX_OK) {
         return NGX_ERROR;
     }
 
-    /* a constant is the same for all */
+    ctx->identified = shown & ~shown_shared;
 
-    ctx->identified = (shown & ~shown_shared)
-                      && !(value.len && !ctx->conf->identity->script.lengths);
-
-    if (!shown) {
+    if (!shown && !value.len) {
         ngx_memzero(ctx->claim.parts.identity, NGX_IDEMPOTENCY_IDENTITY_LEN);
         return NGX_DECLINED;
     }
@@ -570,7 +570,7 @@ ngx_http_idempotency_identity(ngx_http_request_t *r,
     ngx_idempotency_digest_final(&d, out);
     ngx_memcpy(ctx->claim.parts.identity, out, NGX_IDEMPOTENCY_IDENTITY_LEN);
 
-    return NGX_OK;
+    return shown ? NGX_OK : NGX_DECLINED;
 }
 
 
