@@ -239,11 +239,12 @@ shm_claim_locked(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 
     if (op->waited) {
 
-        /* the claim that this one waited for has left a response */
+        /* the claim that this one waited for has left a response; one that
+           differs waited only to be told so */
 
         rec = ngx_idempotency_record_leftover(shm, op, op->waited);
 
-        if (rec && rec->size) {
+        if (rec && rec->size && !ngx_idempotency_record_differs(rec, claim)) {
             claim->leftover = 1;
             op->result = NGX_IDEMPOTENCY_BOUND;
             record_describe(rec, op->now, &claim->found);

@@ -683,3 +683,72 @@ unit_case("a look counts as nothing")
     check_equal(figures.undelivered, 0);
     check_equal(figures.counters.races, 0);
 }
+
+
+/* a claim of the first token */
+
+static void
+claim_as(ngx_idempotency_claim_t *claim, u_char who)
+{
+    ngx_memzero(claim, sizeof(ngx_idempotency_claim_t));
+
+    token(&claim->op, 1);
+
+    ngx_memset(claim->fingerprint, who, NGX_IDEMPOTENCY_DIGEST_LEN);
+    ngx_memset(claim->parts.identity, who, NGX_IDEMPOTENCY_IDENTITY_LEN);
+
+    claim->window = 60000;
+    claim->lease = 60000;
+    claim->pool = unit_pool;
+    claim->wait = 1;
+}
+
+
+/* it waited for the owner's answer, and looks only when the owner has gone */
+
+unit_case("a release leaves nothing to a stranger")
+{
+    op_t                        response;
+    ngx_idempotency_claim_t     owner, stranger, same;
+    ngx_idempotency_complete_t  release;
+
+    claim_as(&owner, 1);
+    claim_as(&stranger, 2);
+    claim_as(&same, 1);
+
+    check_equal(zone.store.engine->claim(&zone.store, &owner), NGX_AGAIN);
+    check_equal(zone.store.engine->claim(&zone.store, &stranger), NGX_AGAIN);
+
+    answer(NGX_IDEMPOTENCY_CLAIMED, 0);
+    check_equal(called, 2);
+
+    check_equal(zone.store.engine->claim(&zone.store, &owner), NGX_OK);
+    check_equal(owner.op.result, NGX_IDEMPOTENCY_CLAIMED);
+
+    check_equal(zone.store.engine->claim(&zone.store, &same), NGX_OK);
+    check(same.op.waiting);
+
+    op_init(&response, 1, 1, ngx_current_msec);
+    op_respond(&response, 10, 429);
+
+    ngx_memzero(&release, sizeof(ngx_idempotency_complete_t));
+    token(&release.op, 1);
+
+    release.fence = owner.fence;
+    release.release = 1;
+    release.status = 429;
+    release.pieces = response.pieces;
+    release.size = response.size;
+
+    check_equal(zone.store.engine->complete(&zone.store, &release), NGX_OK);
+
+    check_equal(zone.store.engine->claim(&zone.store, &stranger), NGX_AGAIN);
+    check(!stranger.leftover);
+
+    check_equal(zone.store.engine->claim(&zone.store, &same), NGX_OK);
+    check(same.leftover);
+    check_equal(same.found.response.len, 10);
+
+    zone.store.engine->cancel(&zone.store, &stranger.op);
+    answer(NGX_IDEMPOTENCY_UNAVAILABLE, 0);
+}
