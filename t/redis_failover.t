@@ -46,6 +46,7 @@ sub sentinels {
 sub cluster {
     my @n = Redis->cluster(6, @_, args => ['--appendonly', 'yes']);
 
+    Redis->failovers('yes', @n);
     fails_over('mode cluster; ' . join('', map 'server 127.0.0.1:' . $_->port . ';', @n[3 .. 5]),
                $n[0], sub { $n[0]->start });
 }
@@ -76,7 +77,8 @@ EOC
     until_true { $nginx[0]->post('/?id=warm' . $master->port, key => 'warm')->{status} == 200 };
     until_true { $nginx[1]->post('/?id=warm' . $master->port, key => 'warm')->{status} == 200 };
 
-    is($told->($ask->(@ids[0 .. 19])), '200: 40', 'all is well');
+    # ... on a busy machine again, as an answer may be too late
+    ok(until_true { $told->($ask->(@ids[0 .. 19])) eq '200: 40' }, 'all is well');
     is(scalar(grep executions($_) != 1, @ids[0 .. 19]), 0, '... and each is executed once');
 
     # some are under way when it dies
@@ -122,8 +124,6 @@ sub swallowed {
                                                        . 'replica-announce-port ' . $between->port . "\n");
     my $replica = Redis->new(%p, conf => 'replicaof 127.0.0.1 ' . $between->port . "\n");
     my @s = Redis->sentinels($master, 3, program => $program, port => $between->port);
-
-    $_->hasten for @s;
 
     # however slow all this is, a master is dead when it is, and never else: not even
     # one that has just become it, to which a second is not much
@@ -258,7 +258,7 @@ sub parted {
 
     my $nginx = nginx(workers => 1, zone => 0, allow => qr/redis "r"|idempotency_redis/,
                       http => 'idempotency_redis r { mode cluster; server 127.0.0.1:' . $n[1]->port
-                              . '; timeout 300ms; connect_timeout 300ms; } idempotency_zone zone=z:4m redis=r;',
+                              . '; timeout 4s; connect_timeout 4s; } idempotency_zone zone=z:4m redis=r;',
                       server => 'location / { idempotency zone=z; proxy_pass http://$TEST_NGINX_BACKEND; }'
                                 . ' location /api/ { idempotency_api; }');
 

@@ -653,6 +653,7 @@ sub cluster {
 
     # a master dies, and its replica follows
     my ($dead) = owner($keys[1], @n[0 .. 2]);
+    Redis->failovers('yes', @n);
     until_true { ($dead->info('slave0') // '') =~ /state=online,.*lag=[01]/ };
     $dead->kill;
     my ($answered) = (0);

@@ -13,11 +13,13 @@ package Redis;
 #       $r->kill, $r->start      as a crash, and anew, where it was
 #       $r->pause, $r->resume    it stands still
 #       $r->info('field')
-#       my @s = Redis->sentinels($master, 3, name => 'm');      $s->hasten
+#       my @s = Redis->sentinels($master, 3, name => 'm');  $s->hasten (after a start)
 #       $r->leads($other, @s)    waits until it is the master of m, and the other one,
 #                                if that lives, its replica, as all of these say
 #       my @n = Redis->cluster(6);          three masters, then their replicas
 #           announced => sub { ... }: of its port another one, that all shall ask
+#       Redis->failovers('yes', @n)         replicas take over where a master dies; until
+#                                           then none does, however busy the machine is
 #       Redis->programs          those that are here
 #       Redis->caller            the path of the module, compiled
 
@@ -194,6 +196,8 @@ sub sentinels {
 
     my @s = map { $class->new(conf => $conf, tls => $o{tls}, program => $o{program}, args => ['--sentinel', @{$o{args} // []}]) } 1 .. $n;
 
+    $_->hasten for @s;
+
     # until then they would not agree
     for my $s (@s) {
         until_true {
@@ -206,12 +210,14 @@ sub sentinels {
 }
 
 
-# It looks at what it watches more often than it does by itself, until it ends.
+# It looks at what it watches more often than it does by itself, until it ends; and if
+# it has stood still for two seconds, it does nothing for two more, not for thirty.
 
 sub hasten {
     my ($self) = @_;
 
-    $self->command(qw(SENTINEL DEBUG INFO-PERIOD 500 PUBLISH-PERIOD 500)) eq 'OK' or die 'SENTINEL DEBUG';
+    $self->command(qw(SENTINEL DEBUG INFO-PERIOD 500 PUBLISH-PERIOD 500 TILT-PERIOD 2000)) eq 'OK'
+        or die 'SENTINEL DEBUG';
 }
 
 
@@ -266,6 +272,8 @@ sub cluster {
         $node;
     } 1 .. $n;
 
+    $class->failovers('no', @nodes);
+
     my $masters = $n > 3 ? 3 : $n;
     my @cut = map { int(16384 * $_ / $masters) } 0 .. $masters;
 
@@ -296,6 +304,13 @@ sub cluster {
     }
 
     return @nodes;
+}
+
+
+sub failovers {
+    my ($class, $allowed, @nodes) = @_;
+
+    $_->takes(qw(CONFIG SET cluster-replica-no-failover), $allowed eq 'yes' ? 'no' : 'yes') for @nodes;
 }
 
 

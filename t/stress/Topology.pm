@@ -194,7 +194,6 @@ sub make {
     $self->{nodes} = \@nodes;
     $self->{sentinels} = [ Redis->sentinels($nodes[0], 3, program => $self->{program},
                                             port => $self->{between}[0]->port, replicas => $self->replicas) ];
-    $_->hasten for @{$self->{sentinels}};
     $self->well;
 }
 
@@ -358,6 +357,7 @@ sub make {
 
     $self->{nodes} = [ Redis->cluster(6, program => $self->{program}, args => $self->{args},
                                       announced => sub { $self->between($_[0]) }) ];
+    Redis->failovers('yes', @{$self->{nodes}});
     $self->well;
 }
 
@@ -463,7 +463,7 @@ sub carry {
     my %slots = map { $from->command(qw(CLUSTER KEYSLOT), $_) => 1 } @{$from->command(qw(KEYS *))};
     my @slots = sort { rand() <=> .5 } keys %slots;
 
-    $_->takes(qw(CONFIG SET cluster-replica-no-failover yes)) for @{$self->{nodes}};
+    Redis->failovers('no', @{$self->{nodes}});
 
     for my $slot (splice @slots, 0, $n) {
         $to->takes(qw(CLUSTER SETSLOT), $slot, 'IMPORTING', $from->{id});
@@ -488,7 +488,7 @@ sub carry {
         $self->{moved}++;
     }
 
-    $_->takes(qw(CONFIG SET cluster-replica-no-failover no)) for @{$self->{nodes}};
+    Redis->failovers('yes', @{$self->{nodes}});
 }
 
 
