@@ -296,7 +296,7 @@ for (['late/unbuffered', ''], ['late/memory', ''], ['proxy/off', '&gate=body']) 
         }
 
         recorded("/$at, $leaves of a stalled client", $id, 1500000,
-                 $n->request(@m, port => $n->port(4), timeout => 10));
+                 $n->request(@m, port => $n->port(4)));
     }
 }
 

@@ -202,7 +202,7 @@ for my $name (sort keys %stores) {
 
     my $lost;
 
-    for (1 .. 2) {
+    for (1 .. 6) {
         $lost = 0;
 
         for (1 .. 5) {

@@ -373,7 +373,7 @@ sub traps {
 
     # one that took over what was in doubt, and is released
 
-    put($redis, 't:d', 'U', \%c, left => 1000);
+    put($redis, 't:d', 'U', \%c, left => 100_000);
     my %d = (instance => 2, sequence => 9, window => 600_000);
     is(claim($redis, 't:d', \%d, flags => 'r')->[0], 'D', 'what was in doubt is claimed');
     is(release($redis, 't:d', \%d)->[0], 'O', '... and released');

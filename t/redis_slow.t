@@ -31,8 +31,12 @@ my $size = 800_000;
 
 sub order {
     my ($n, $id, $more) = @_;
+    my $r;
 
-    return $n->post("/?id=$id" . ($more // ''), key => $id, body => 'b');
+    # on a busy machine an answer may be too late
+    until_true { ($r = $n->post("/?id=$id" . ($more // ''), key => $id, body => 'b'))->{status} != 503 };
+
+    return $r;
 }
 
 sub told_all { until_true { $a->get('/api/zones/z')->{body} =~ /"undelivered":0\b/ } }

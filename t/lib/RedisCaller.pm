@@ -98,7 +98,7 @@ sub gone {
     $n->signal('QUIT');
     $then->();
 
-    return until_true { !kill 0, $pid } 60;
+    return until_true { !kill 0, $pid };
 }
 
 
