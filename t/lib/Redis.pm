@@ -143,7 +143,7 @@ sub takes {
 
     until_true {
         $said = $self->command(@words);
-        $said !~ /^(?:NOREPLICAS|CLUSTERDOWN|TRYAGAIN|LOADING|MASTERDOWN|IOERR)/;
+        $said !~ /^(?:ERR Target instance replied with error: )?(?:NOREPLICAS|CLUSTERDOWN|TRYAGAIN|LOADING|MASTERDOWN|IOERR)/;
     };
 
     $said =~ /^(?:OK|NOKEY)$/ or die "@words: $said\n" . $self->log;
