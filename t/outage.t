@@ -224,6 +224,19 @@ for my $mode (qw(strict batched)) {
         order(@$_) for @before;
         settled();
 
+        # a worker that has not opened the file yet could use it again without its log
+
+        my @pids = $n->workers;
+
+        for my $c (map { connection_to($n, $_) } @pids) {
+            my $id = name('open');
+            ask($c, 'POST', "/x?id=$id", key => $id, body => 'b')->response;
+        }
+
+        until_true {
+            !grep { my $fds = "/proc/$_/fd"; !grep { (readlink // '') =~ /z\.db-wal$/ } glob "$fds/*" } @pids
+        } or die "$name: a worker has not opened it";
+
         my $from = length $n->log;
         $done_to_it{$what}->();
 

@@ -127,8 +127,7 @@ sub swallowed {
 
     # however slow all this is, a master is dead when it is, and never else: not even
     # one that has just become it, to which a second is not much
-    my $dead_after = sub { $_->command(qw(SENTINEL SET m down-after-milliseconds), $_[0]) for @s };
-    $dead_after->(3_600_000);
+    $_->dead_after(3_600_000) for @s;
 
     my $where = 'mode sentinel; master m; server ' . join(' ', map '127.0.0.1:' . $_->port, @s) . ';'
                 . ' timeout 4s; connect_timeout 4s;';
@@ -205,13 +204,13 @@ EOC
 
     is($replica->info('role'), 'slave', '... the other one follows it yet');
     $master->kill;
-    $dead_after->(4000);
+    $_->dead_after(4000) for @s;
     ok(until_true { ($replica->info('role') // '') eq 'master' }, 'the master dies, and the other one follows');
 
     # if it came back before all of them know that, it could be the master again
 
     ok($replica->leads($master, @s), '... as the sentinels say') or diag(map $_->log, @s, $master, $replica);
-    $dead_after->(3_600_000);
+    $_->dead_after(3_600_000) for @s;
 
     $between->now('flow', 'replicas');
     $master->start;

@@ -527,8 +527,9 @@ sub sentinels {
     is($watch->response->{body}, "told 2\n", '... and who watches is told there');
 
     # the old one is back, as a replica, if they say so
+    $_->dead_after(3_600_000) for @s[1, 2];
     $r->start;
-    ok(until_true { ($r->info('role') // '') eq 'slave' }, 'the old one is a replica');
+    ok($replica->leads($r, @s[1, 2]), 'the old one is a replica') or diag(map $_->log, @s[1, 2], $r, $replica);
     ok(until_true { call('k', script => $set, arg => [2], msec => 2000, durable => 1) =~ /^error=0/ }, '... of the other');
 
     # on purpose, and without a death
@@ -542,8 +543,10 @@ sub sentinels {
     my $new = $replica;
     ok($r->leads($replica, @s[1, 2]), 'the other one follows') or diag(map $_->log, @s[1, 2], $r, $replica);
     $r->pause;
+    $_->dead_after(1000) for @s[1, 2];
     ok(until_true { call('z', script => $set, arg => ['new'], msec => 1000) =~ /^error=0/ },
        'the master stands still: there is another');
+    $_->dead_after(3_600_000) for @s[1, 2];
     is($new->command('GET', 'z'), 'new', '... which has it');
     $r->resume;
 
@@ -553,7 +556,7 @@ sub sentinels {
         fail('... and the old one is not asked') or diag($said);
     }
 
-    ok(until_true { ($r->info('role') // '') eq 'slave' }, '... and becomes a replica');
+    ok($new->leads($r, @s[1, 2]), '... and becomes a replica') or diag(map $_->log, @s[1, 2], $r, $new);
     is_call(call('z', script => $get, msec => 20000), 'OK', 0, 'reply="new"', '... nothing is lost');
 
     ok(gone(sub { }), 'a worker that has nothing to do exits');

@@ -221,6 +221,17 @@ sub hasten {
 }
 
 
+# It takes a master for dead that says nothing for so long: a second, to begin with.
+# On a busy machine that befalls one that is well, and then one that has just come
+# back is made the master.
+
+sub dead_after {
+    my ($self, $msec) = @_;
+
+    $self->command(qw(SENTINEL SET m down-after-milliseconds), $msec) eq 'OK' or die 'SENTINEL SET';
+}
+
+
 # On a busy machine they give up, or change by themselves. While the other one is
 # dead they try again; who is its replica is made the master by telling them, again
 # and again.
