@@ -326,6 +326,7 @@ ngx_http_idempotency_get_ctx(ngx_http_request_t *r)
 /* observe/api.c */
 
 ngx_int_t ngx_http_idempotency_api_merge(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf);
 char *ngx_http_idempotency_api(ngx_conf_t *cf, ngx_command_t *cmd,
     void *conf);

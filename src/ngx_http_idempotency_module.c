@@ -604,7 +604,7 @@ ngx_http_idempotency_merge_loc_conf(ngx_conf_t *cf, void *parent, void *child)
 
     conf->digest_key = imcf->secret.digest_key;
 
-    if (conf->api && ngx_http_idempotency_api_merge(cf, conf) != NGX_OK) {
+    if (ngx_http_idempotency_api_merge(cf, prev, conf) != NGX_OK) {
         return NGX_CONF_ERROR;
     }
 

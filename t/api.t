@@ -392,6 +392,12 @@ ok($n->stop, 'the log is clean');
         location /near/ { idempotency_api write=on; }
         location /far/ { idempotency_api remote=on write=on; }
         location /off/ { idempotency_api remote=off write=off; }
+        location /in/ {
+            idempotency_api write=on;
+            if ($arg_key) { set $a 1; }
+            limit_except GET { allow 127.0.0.1; deny all; }
+        }
+        location /out/ { idempotency_api; if ($arg_key) { set $a 1; } limit_except GET { allow all; } }
         location = /own/outcome { idempotency zone=z; idempotency_api; }
         location = /clients/outcome { idempotency zone=z; idempotency_api remote=on; }
     }
@@ -527,6 +533,12 @@ HTTP
             is($at->('admin.example', GET => "$where/zones", @$bad), '200 -', '... what is read is read');
         }
     }
+
+    # "if" and "limit_except" are locations of their own, for nginx
+    is($at->('localhost', GET => '/in/zones/z/records?key=none'), '404 no_record', 'in an "if"');
+    is($at->('localhost', DELETE => '/in/zones/z/records?key=none'), '404 no_record', 'in a "limit_except"');
+    is($at->('localhost', GET => '/in/zones/z?key=none', 'Via: 1.1 x'), '403 remote', '... not remote=on');
+    is($at->('localhost', DELETE => '/out/zones/z/records?key=none'), '405 method', '... nor write=on');
 
     is($at->('localhost:8080', DELETE => '/near/zones/z/records?key=none', 'Origin: http://localhost:8080'),
        '404 no_record', 'an origin with its port');

@@ -423,16 +423,34 @@ api_parameter(ngx_str_t *value, char *name, ngx_uint_t *flag)
 }
 
 
-/* copies the server's names, as nginx frees them after the configuration */
+/* copies the server's names, as nginx frees them after the configuration; "if"
+   and "limit_except" are locations of their own, and answer as the one around
+   them */
 
 ngx_int_t
 ngx_http_idempotency_api_merge(ngx_conf_t *cf,
+    ngx_http_idempotency_loc_conf_t *prev,
     ngx_http_idempotency_loc_conf_t *conf)
 {
     ngx_str_t                 *name, *own;
     ngx_uint_t                 i;
     ngx_http_server_name_t    *names;
+    ngx_http_core_loc_conf_t  *clcf;
     ngx_http_core_srv_conf_t  *cscf;
+
+    clcf = ngx_http_conf_get_module_loc_conf(cf, ngx_http_core_module);
+
+    if (prev->api && clcf->noname && clcf->handler == NULL) {
+        clcf->handler = api_handler;
+
+        conf->api = 1;
+        conf->api_write = prev->api_write;
+        conf->api_remote = prev->api_remote;
+    }
+
+    if (!conf->api) {
+        return NGX_OK;
+    }
 
     cscf = ngx_http_conf_get_module_srv_conf(cf, ngx_http_core_module);
 
