@@ -19,6 +19,7 @@ my $n = nginx(workers => 2, server => <<'EOC');
     location /tenant { idempotency_identity $http_x_tenant; proxy_pass http://$TEST_NGINX_BACKEND; }
 
     location = /outcome { idempotency_api; }
+    location = /included { ssi on; default_type text/html; return 200 '<!--#include virtual="/outcome" -->'; }
     location = /eu/outcome { idempotency_scope eu; idempotency_api write=on; }
     location = /tenant/outcome { idempotency_identity $http_x_tenant; idempotency_api; }
     location = /one/outcome { idempotency_identity nobody; idempotency_api; }
@@ -49,6 +50,7 @@ is(learns('a') =~ s/(?<=expires=)3(?:600|599)\b/HOUR/r, 'expires=HOUR kept=1 out
 is(learns('"a"') =~ s/expires=\d+ //r, 'kept=1 outcome=done status=201', 'in quotes');
 is(learns('a', uri => '/all/outcome') =~ s/expires=\d+ //r, 'kept=1 outcome=done status=201', 'below a prefix');
 is($n->request('HEAD', '/outcome', key => 'a', @me)->{status}, 200, 'HEAD');
+like($n->get('/included', key => 'a', @me)->{body}, qr/"outcome":"done"/, 'in a subrequest');
 
 is(learns('a', @you), 404, "another's");
 is(learns('a', headers => []), 404, 'nobody in particular');

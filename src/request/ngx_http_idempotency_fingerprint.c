@@ -818,7 +818,7 @@ identity_certificate(ngx_http_request_t *r, ngx_idempotency_digest_t *d,
 
     static ngx_str_t  name = ngx_string("ssl_client_fingerprint");
 
-    if (!r->http_connection->ssl) {
+    if (!r->main->http_connection->ssl) {
         return NGX_OK;
     }
 
