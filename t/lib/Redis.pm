@@ -291,8 +291,15 @@ sub cluster {
     for my $i (0 .. $#nodes) {
         $nodes[$i]->command('CLUSTER', 'SET-CONFIG-EPOCH', $i + 1);
         $nodes[$i]->command('CLUSTER', 'ADDSLOTSRANGE', $cut[$i], $cut[$i + 1] - 1) if $i < $masters;
-        $nodes[$i]->command('CLUSTER', 'MEET', '127.0.0.1', $nodes[0]{$port}, $nodes[0]{bus}) if $i;
     }
+
+    # who stands still meanwhile is forgotten by the other one
+    until_true {
+        my @apart = grep { !$_->knows($nodes[0]) || !$nodes[0]->knows($_) } @nodes;
+
+        $_->command('CLUSTER', 'MEET', '127.0.0.1', $nodes[0]{$port}, $nodes[0]{bus}) for @apart;
+        !@apart;
+    } patience() or die 'they do not meet';
 
     for my $i ($masters .. $#nodes) {
         until_true {
@@ -316,6 +323,9 @@ sub cluster {
 
     return @nodes;
 }
+
+
+sub knows { return $_[0]->command('CLUSTER', 'NODES') =~ /^$_[1]{id} \S+ (?!\S*handshake)/m }
 
 
 sub failovers {
