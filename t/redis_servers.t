@@ -361,7 +361,7 @@ sub replicas {
     # it is cut off: a link that stalls, as one that is closed would be made anew
     $replica->pause;
     my $said = '';
-    until_true { ($said = call('k', %durable, msec => 400, arg => ['x' x 4000])) =~ /^error=8/ };
+    until_true { ($said = call('k', %durable, msec => 400, arg => ['x' x 4000])) =~ /^error=7/ };
     is_call($said, 'UNACKED', 1, 'reply="OK"', 'it stands still');
     $replica->resume;
     ok(until_true { call('k', %durable, msec => 5000) =~ /^error=0/ }, '... and goes on');
