@@ -62,6 +62,8 @@ static ngx_int_t field_scan(ngx_http_request_t *r, ngx_str_t *name,
     ngx_str_t *value);
 static ngx_uint_t key_unread(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_key_t *source);
+static ngx_uint_t key_of_field(ngx_http_request_t *r,
+    ngx_http_idempotency_key_t *source);
 static ngx_uint_t key_repeated(ngx_http_request_t *r,
     ngx_http_idempotency_key_t *source);
 static ngx_uint_t key_of_browser(ngx_http_request_t *r,
@@ -858,12 +860,7 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
         return key_missing(r, ctx->conf);
     }
 
-    /* a map's value may be made of the form's fields, too */
-
-    ctx->body.form_key = ((source[i - 1].fields.nelts
-                           || source[i - 1].indirect)
-                          && ctx->body.fields
-                          && form_type(r));
+    ctx->body.form_key = form_type(r) && key_of_field(r, &source[i - 1]);
 
     return ngx_http_idempotency_key_parse(r, ctx->conf, key, &ctx->made);
 }
@@ -923,6 +920,31 @@ key_unread(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     return source->indirect && ctx->key.len == 0
            && field_unread(r, ctx, NULL);
+}
+
+
+/* whether the key is made of a field; a map's value may be made of any */
+
+static ngx_uint_t
+key_of_field(ngx_http_request_t *r, ngx_http_idempotency_key_t *source)
+{
+    ngx_str_t                         *name, value;
+    ngx_uint_t                         i;
+    ngx_array_t                       *names;
+    ngx_http_idempotency_main_conf_t  *imcf;
+
+    imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
+
+    names = source->indirect ? &imcf->fields : &source->fields;
+    name = names->elts;
+
+    for (i = 0; i < names->nelts; i++) {
+        if (field_value(r, &name[i], &value) == NGX_OK && value.len) {
+            return 1;
+        }
+    }
+
+    return 0;
 }
 
 
