@@ -424,6 +424,23 @@ for my $mode (qw(strict batched)) {
        '... all are bound');
     is(scalar(grep { executions($_) != 1 } @taken), 0, '... executed once');
     undef $c;
+
+    # what only the file knows shows no room
+
+    $n->restart('KILL');
+
+    my $from = length $n->log;
+
+    is(join(' ', map { told($one->($_)), told(order(name('full'))) } @taken[0 .. 4]),
+       join(' ', ('200 REPLAYED', '503 UNAVAILABLE') x 5), '... a known one, a fresh one');
+    ok(said($down, $from), '... of which the log says it once');
+    unlike(substr($n->log, $from), $up, '... and that there is room not at all');
+
+    my $metrics = $n->get('/api/metrics')->{body};
+
+    like($metrics, qr/store_up\{zone="z"\} 0$/m, '... store_up says so');
+    like($metrics, qr/store_errors_total\{zone="z",error="full"\} [1-9]/, '... and an error is counted');
+    undef $c;
 }
 
 

@@ -1230,13 +1230,23 @@ flushed_items(ngx_idempotency_tier_t *tier)
                       &tier->name, zone, batch->error);
     }
 
-    if (full && !sh->said_full) {
-        sh->said_full = 1;
-        ngx_idempotency_tier_say(tier, batch->error);
+    if (full) {
+        ngx_idempotency_stats_add(
+            tier->shm->store->counters->errors[NGX_IDEMPOTENCY_ERROR_FULL], 1);
 
-    } else if (!full && sh->said_full && sh->aside == NULL
-               && batch->rc == NGX_OK)
+        sh->failed = ngx_current_msec;
+
+        if (!sh->said_full) {
+            sh->said_full = 1;
+            ngx_idempotency_tier_say(tier, batch->error);
+        }
+
+    } else if (sh->said_full && sh->aside == NULL && batch->rc == NGX_OK
+               && batch->wrote
+               && ngx_current_msec - sh->failed >= NGX_IDEMPOTENCY_TIER_WELL)
     {
+        /* that it answers for what it knows shows no room */
+
         sh->said_full = 0;
         ngx_idempotency_tier_say(tier, NULL);
     }

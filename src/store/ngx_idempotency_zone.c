@@ -813,7 +813,8 @@ figures_locked(ngx_idempotency_shm_t *shm, ngx_msec_t now,
     }
 
     if (shm->tier) {
-        figures->up = !shm->sh->tier.failing && !shm->sh->tier.said;
+        figures->up = !shm->sh->tier.failing && !shm->sh->tier.said
+                      && !shm->sh->tier.said_full;
         figures->undelivered = shm->sh->tier.queued - shm->sh->tier.flushed;
     }
 }
