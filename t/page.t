@@ -198,7 +198,7 @@ sub attention {
        . 'Outcomes yet to be delivered to the store behind: 12.|'
        . 'The zone is 96 % full, at this rate all of it in 12 h.|'
        . 'In doubt: 3 of the tokens. What they stand for may have been executed.', 'all of it');
-    is(fact('store-facts', 'State'), 'DOWN: out of reach, or its breaker is open', 'the store');
+    is(fact('store-facts', 'State'), 'DOWN: out of reach, or refused', 'the store');
     readable('attention');
 
     $zone = busy(1);
