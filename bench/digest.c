@@ -315,6 +315,7 @@ each(body_t *body, ngx_uint_t hash)
 #define PART       "--~\r\nContent-Disposition: form-data; name="
 
 #define LONG       "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+#define CAPS       "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
 
 
 static struct {
@@ -347,6 +348,8 @@ static struct {
     { "JSON: 63,000 numbers", JSON, "[", "-%.0000e-1,", "0]" },
     { "JSON: 16,131 members, alike", JSON, "{", "\"" LONG "%\":1,",
       "\"\":1}" },
+    { "JSON: 15,300 members, alike but for letter case", JSON, "{",
+      "\"" LONG "a%\":1,\"" CAPS "B%\":1,", "\"\":1}" },
     { "JSON: 15,900 members, alike, escaped", JSON, "{",
       "\"" LONG "\\n%\":1,", "\"\":1}" },
     { "JSON: members to be left out", JSON, "{", "\"u\":12345678,",

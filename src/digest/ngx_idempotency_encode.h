@@ -110,12 +110,31 @@ ngx_idempotency_hex(u_char c)
 }
 
 
+/* "A" to "Z" become small letters */
+
+static ngx_inline uint64_t
+ngx_idempotency_lower(uint64_t bytes)
+{
+    uint64_t  ascii, capital;
+
+    /* A byte is one of "A" to "Z" if the first sum sets its high bit and the
+       second one doesn't. */
+
+    ascii = bytes & ~NGX_IDEMPOTENCY_HIGH_BITS;
+    capital = (ascii + NGX_IDEMPOTENCY_EACH_BYTE * (0x80 - 'A'))
+              & ~(ascii + NGX_IDEMPOTENCY_EACH_BYTE * (0x7f - 'Z'))
+              & ~bytes & NGX_IDEMPOTENCY_HIGH_BITS;
+
+    return bytes | capital >> 2;
+}
+
+
 static ngx_inline void
 ngx_idempotency_name_set(ngx_idempotency_name_t *name, u_char *base,
     uint32_t place, uint32_t len, uint32_t index)
 {
     u_char    *p;
-    uint32_t   prefix, ascii, capital;
+    uint32_t   prefix;
 
     p = base + place;
 
@@ -126,15 +145,7 @@ ngx_idempotency_name_set(ngx_idempotency_name_t *name, u_char *base,
         prefix &= ~(0xffffffff >> (8 * len));
     }
 
-    /* A byte is one of "A" to "Z" if the first sum sets its high bit and the
-       second one doesn't. */
-
-    ascii = prefix & ~(uint32_t) NGX_IDEMPOTENCY_HIGH_BITS;
-    capital = (ascii + (uint32_t) NGX_IDEMPOTENCY_EACH_BYTE * (0x80 - 'A'))
-              & ~(ascii + (uint32_t) NGX_IDEMPOTENCY_EACH_BYTE * (0x7f - 'Z'))
-              & ~prefix & (uint32_t) NGX_IDEMPOTENCY_HIGH_BITS;
-
-    name->prefix = prefix | capital >> 2;
+    name->prefix = (uint32_t) ngx_idempotency_lower(prefix);
     name->place = place;
     name->len = len;
     name->index = index;

@@ -742,14 +742,13 @@ name_cmp_rest(u_char *base, ngx_idempotency_name_t *a,
 
     for (i = 0; i < min; i++) {
 
-        /* names with a long common beginning mostly have the same letter
-           case */
-
         for ( /* void */ ; min - i >= 8; i += 8) {
             ngx_memcpy(&x, p + i, 8);
             ngx_memcpy(&y, q + i, 8);
 
-            if (x != y) {
+            if (x != y
+                && ngx_idempotency_lower(x) != ngx_idempotency_lower(y))
+            {
                 break;
             }
         }

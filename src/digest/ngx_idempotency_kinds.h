@@ -70,6 +70,7 @@
 
 #define NGX_IDEMPOTENCY_MULTIPART_PARTS    4096
 #define NGX_IDEMPOTENCY_MULTIPART_HEADER   4096
+#define NGX_IDEMPOTENCY_MULTIPART_NAMES    131072   /* bytes of all groups */
 
 
 typedef struct {

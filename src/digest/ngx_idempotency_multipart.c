@@ -591,7 +591,9 @@ part_begin(multipart_t *m)
         part_field(m->fields, &part);
     }
 
-    if (m->nparts++ == NGX_IDEMPOTENCY_MULTIPART_PARTS) {
+    if (m->nparts++ == NGX_IDEMPOTENCY_MULTIPART_PARTS
+        || m->groups.nelts > NGX_IDEMPOTENCY_MULTIPART_NAMES)
+    {
         multipart_decline(m, multipart_plain);
         return;
     }

@@ -362,9 +362,17 @@ body_canonical(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     body_digest_init(r, ctx, body->kind);
 
-    return ngx_idempotency_canon_body(&body->running, body->kind,
-                                      &ctx->conf->canon, text.data, text.len,
-                                      r->pool);
+    rc = ngx_idempotency_canon_body(&body->running, body->kind,
+                                    &ctx->conf->canon, text.data, text.len,
+                                    r->pool);
+
+    if (text.len && text.data != r->request_body->bufs->buf->pos) {
+
+        /* a copy, and the upstream may take long */
+        (void) ngx_pfree(r->pool, text.data);
+    }
+
+    return rc;
 }
 
 

@@ -207,7 +207,7 @@ sub media_type {
 sub multipart {
     my ($data, $boundary, $fold, @ignore) = @_;
     my %ignore = map { $_ => 1 } grep { !m{^/} } @ignore;
-    my ($ambiguous, $limits, @parts) = (0, 0);
+    my ($ambiguous, $limits, $names, @parts) = (0, 0, 0);
 
     $data = "\r\n$data" if $data =~ /^-/;
 
@@ -250,7 +250,9 @@ sub multipart {
 
         return undef if !defined $name;
         $part{ambiguous} = 1 if defined $file && !brackets($name);
+        return undef if $names > 131072;
         next if $ignore{$name} && !$part{ambiguous};
+        $names += 4 + length group($name);
         $ambiguous |= $part{ambiguous};
 
         my $type = $seen{'content-type'};
