@@ -1897,8 +1897,8 @@ tier_stay_handler(ngx_event_t *ev)
     stays = ccf->shutdown_timeout ? ccf->shutdown_timeout
                                   : NGX_IDEMPOTENCY_TIER_QUIT;
 
-    if (sh->lost
-        || (sh->other && sh->other != NGX_IDEMPOTENCY_TIER_DIFFERS))
+    if (sh->lost || sh->other == NGX_IDEMPOTENCY_TIER_OTHER
+        || sh->other == NGX_IDEMPOTENCY_TIER_FOREIGN)
     {
         stays = 0;
     }

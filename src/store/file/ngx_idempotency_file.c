@@ -64,11 +64,6 @@
 #define FILE_AGAIN     100
 #define FILE_REFUSED   1000
 
-/* values of tier.other: refused until an operator agrees, or in any case */
-
-#define FILE_OTHER     1
-#define FILE_FOREIGN   2
-
 
 /* a thread, and its connection to the file */
 
@@ -426,7 +421,9 @@ file_begin(ngx_idempotency_shm_t *shm, ngx_idempotency_start_t *start,
 static ngx_uint_t
 file_other(ngx_idempotency_start_t *start)
 {
-    return start->foreign ? FILE_FOREIGN : start->other ? FILE_OTHER : 0;
+    return start->foreign ? NGX_IDEMPOTENCY_TIER_FOREIGN
+           : start->other ? NGX_IDEMPOTENCY_TIER_OTHER
+           : NGX_IDEMPOTENCY_TIER_SAME;
 }
 
 
@@ -692,7 +689,7 @@ file_agree(ngx_idempotency_tier_t *tier)
 
     sh = &tier->shm->sh->tier;
 
-    if (sh->other != FILE_OTHER) {
+    if (sh->other != NGX_IDEMPOTENCY_TIER_OTHER) {
         return NGX_DECLINED;
     }
 
@@ -1062,7 +1059,7 @@ file_shut(file_work_t *work, file_conn_t *conn)
 static void
 file_found_other(file_work_t *work, file_conn_t *conn, const char *why)
 {
-    if (ngx_atomic_cmp_set(&work->sh->other, 0, FILE_OTHER)) {
+    if (ngx_atomic_cmp_set(&work->sh->other, 0, NGX_IDEMPOTENCY_TIER_OTHER)) {
         (void) snprintf(conn->error, sizeof(conn->error), "%s", why);
         conn->found = 1;
     }
@@ -1564,7 +1561,7 @@ file_started(file_t *file)
         if (work->instance == 0 && ngx_idempotency_shm_lock(shm) == NGX_OK) {
 
             if (shm->sh->tier.instance == 0
-                && shm->sh->tier.other != FILE_OTHER)
+                && shm->sh->tier.other != NGX_IDEMPOTENCY_TIER_OTHER)
             {
                 shm->sh->tier.other = file_other(start);
             }

@@ -82,11 +82,6 @@
 
 #define STAMP_FOREIGN  'K'
 
-/* values of tier.other: refused, or wrong and perhaps refused soon */
-
-#define STAMP_REFUSED  1
-#define STAMP_DIFFERS  NGX_IDEMPOTENCY_TIER_DIFFERS
-
 #define STAMP_LEN   (2 * sizeof(uint64_t))
 #define STAMP_HEAD  (2 + 2 * NGX_IDEMPOTENCY_STAMP_LEN + 1 + NGX_INT_T_LEN)
 
@@ -516,7 +511,8 @@ redis_up(ngx_idempotency_tier_t *tier)
 {
     redis_zone_t  *redis = (redis_zone_t *) tier;
 
-    return redis->block && tier->shm->sh->tier.other != STAMP_REFUSED
+    return redis->block
+           && tier->shm->sh->tier.other != NGX_IDEMPOTENCY_TIER_OTHER
            && ngx_idempotency_redis_up(redis->block);
 }
 
@@ -604,7 +600,9 @@ batch_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 
     /* in a cluster nothing is sent while a stamp is wrong */
 
-    if (other == STAMP_REFUSED || (other && redis->mark.nstamps > 1)) {
+    if (other == NGX_IDEMPOTENCY_TIER_OTHER
+        || (other && redis->mark.nstamps > 1))
+    {
         ngx_cpystrn((u_char *) batch->error,
                     (u_char *) "it is not the one that it was, or has "
                     "forgotten", sizeof(batch->error));
@@ -1312,9 +1310,9 @@ stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
     }
 
     if (answer.beat) {
-        refused = (shm->sh->tier.other == STAMP_REFUSED);
+        refused = (shm->sh->tier.other == NGX_IDEMPOTENCY_TIER_OTHER);
         stamp_right(redis, s, &answer, acked);
-        refused = (refused && shm->sh->tier.other != STAMP_REFUSED);
+        refused &= (shm->sh->tier.other != NGX_IDEMPOTENCY_TIER_OTHER);
         ngx_idempotency_shm_unlock(shm);
 
         stamp_log_right(redis, &answer, refused);
@@ -1334,7 +1332,8 @@ stamp_judge(ngx_idempotency_redis_stamp_t *stamp,
 
         redis->beaten = ngx_current_msec - STAMP_INTERVAL;
 
-        stamp_log_wrong(redis, tell == STAMP_DIFFERS, answer.code);
+        stamp_log_wrong(redis, tell == NGX_IDEMPOTENCY_TIER_DIFFERS,
+                        answer.code);
     }
 
     return NGX_ERROR;
@@ -1409,8 +1408,8 @@ stamp_right(redis_zone_t *redis, ngx_idempotency_tier_stamp_t *s,
 }
 
 
-/* STAMP_REFUSED, or STAMP_DIFFERS: we go on with it, as the block says; 0:
-   there is nothing to log, or not yet */
+/* what is to be logged: it is refused (OTHER), or we go on with it, as the block
+   says (DIFFERS); 0: nothing, or not yet */
 
 static ngx_uint_t
 stamp_wrong(redis_zone_t *redis, ngx_idempotency_tier_stamp_t *s,
@@ -1442,7 +1441,7 @@ stamp_wrong(redis_zone_t *redis, ngx_idempotency_tier_stamp_t *s,
 
         sh->agreed = 1;
 
-        return STAMP_DIFFERS;
+        return NGX_IDEMPOTENCY_TIER_DIFFERS;
     }
 
     other = sh->other;
@@ -1451,7 +1450,7 @@ stamp_wrong(redis_zone_t *redis, ngx_idempotency_tier_stamp_t *s,
     sh->failing = 1;
     stamp_changed(sh);
 
-    return (other == STAMP_REFUSED) ? 0 : STAMP_REFUSED;
+    return (sh->other == other) ? 0 : sh->other;
 }
 
 
@@ -1464,10 +1463,10 @@ stamp_changed(ngx_idempotency_tier_sh_t *sh)
 
     for (i = 0; i < NGX_IDEMPOTENCY_TIER_STAMPS; i++) {
         if (sh->stamps[i].refused) {
-            other = STAMP_REFUSED;
+            other = NGX_IDEMPOTENCY_TIER_OTHER;
 
         } else if (sh->stamps[i].since && other == 0) {
-            other = STAMP_DIFFERS;
+            other = NGX_IDEMPOTENCY_TIER_DIFFERS;
         }
     }
 
