@@ -121,7 +121,7 @@ typedef struct {
     ngx_msec_t                      probed;
     /* when a worker last knew that a part of the backing would fail */
     ngx_msec_t                      unwell;
-    /* the last failure was for want of room; the log says that there is none */
+    /* it fails for want of room; the log says that there is none */
     ngx_uint_t                      was_full;
     ngx_uint_t                      said_full;
     /* the backing is unavailable until a restart */

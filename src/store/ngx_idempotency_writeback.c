@@ -1114,6 +1114,7 @@ flushed_health(ngx_idempotency_tier_t *tier, ngx_uint_t failed)
             && (!sh->was_full || ngx_current_msec - sh->failed
                                  >= NGX_IDEMPOTENCY_TIER_WELL))
         {
+            sh->was_full = 0;
             sh->failing = 0;
             ngx_idempotency_tier_say(tier, NULL);
         }
@@ -1498,7 +1499,6 @@ tier_hung(ngx_idempotency_tier_t *tier)
     if (hung) {
         sh->failing = 1;
         sh->failed = ngx_current_msec;
-        sh->was_full = 0;
     }
 
     ngx_idempotency_shm_unlock(tier->shm);
