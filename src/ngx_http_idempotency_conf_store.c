@@ -384,9 +384,7 @@ conf_zone_file(ngx_conf_t *cf, conf_zone_t *zone,
     for (i = 0; i < imcf->stores.nelts; i++) {
         path = &all[i]->state;
 
-        if (path->len == conf.path.len
-            && ngx_strncmp(path->data, conf.path.data, path->len) == 0)
-        {
+        if (ngx_idempotency_same(path, &conf.path)) {
             ngx_conf_log_error(NGX_LOG_EMERG, cf, 0,
                                "the state \"%V\" already belongs to another "
                                "zone", path);
@@ -416,9 +414,7 @@ conf_store(ngx_conf_t *cf, ngx_str_t *name)
     for (i = 0; i < imcf->stores.nelts; i++) {
         store = stores[i];
 
-        if (store->store.name.len == name->len
-            && ngx_strncmp(store->store.name.data, name->data, name->len) == 0)
-        {
+        if (ngx_idempotency_same(&store->store.name, name)) {
             return &store->store;
         }
     }
@@ -457,9 +453,7 @@ conf_redis(ngx_conf_t *cf, ngx_str_t *name)
     for (i = 0; i < imcf->redis.nelts; i++) {
         conf = ngx_idempotency_redis_conf(all[i]);
 
-        if (conf->name.len == name->len
-            && ngx_strncmp(conf->name.data, name->data, name->len) == 0)
-        {
+        if (ngx_idempotency_same(&conf->name, name)) {
             return all[i];
         }
     }
@@ -560,9 +554,7 @@ conf_redis_line(ngx_conf_t *cf, ngx_command_t *dummy, void *data)
     }
 
     for (cmd = conf_redis_parameters; cmd->name.len; cmd++) {
-        if (value[0].len == cmd->name.len
-            && ngx_strcmp(value[0].data, cmd->name.data) == 0)
-        {
+        if (ngx_idempotency_same(&value[0], &cmd->name)) {
             break;
         }
     }

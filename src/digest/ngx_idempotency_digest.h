@@ -108,4 +108,21 @@ ngx_idempotency_equal(ngx_str_t *s, char *text)
 }
 
 
+/* to the letter */
+
+static ngx_inline ngx_uint_t
+ngx_idempotency_same(ngx_str_t *a, ngx_str_t *b)
+{
+    return a->len == b->len && ngx_memcmp(a->data, b->data, a->len) == 0;
+}
+
+
+static ngx_inline ngx_uint_t
+ngx_idempotency_is(ngx_str_t *s, char *text)
+{
+    return s->len == ngx_strlen(text)
+           && ngx_memcmp(s->data, text, s->len) == 0;
+}
+
+
 #endif /* _NGX_IDEMPOTENCY_DIGEST_H_INCLUDED_ */

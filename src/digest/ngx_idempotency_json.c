@@ -1522,12 +1522,11 @@ find_scalar_end(ngx_idempotency_fields_t *f)
 
     value = &f->current->value;
 
-    if (value->len == 4 && ngx_memcmp(value->data, "null", 4) == 0) {
+    if (ngx_idempotency_is(value, "null")) {
         state = NGX_IDEMPOTENCY_FIELD_NONE;
 
-    } else if ((value->len == 4 && ngx_memcmp(value->data, "true", 4) == 0)
-               || (value->len == 5
-                   && ngx_memcmp(value->data, "false", 5) == 0))
+    } else if (ngx_idempotency_is(value, "true")
+               || ngx_idempotency_is(value, "false"))
     {
         state = NGX_IDEMPOTENCY_FIELD_FOUND;
 

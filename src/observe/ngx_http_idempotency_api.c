@@ -659,10 +659,7 @@ api_route(ngx_http_request_t *r, api_route_t *route)
     for (i = 0; i < imcf->stores.nelts; i++) {
         store = &stores[i]->store;
 
-        if (store->name.len == route->name.len
-            && ngx_strncmp(store->name.data, route->name.data, store->name.len)
-               == 0)
-        {
+        if (ngx_idempotency_same(&store->name, &route->name)) {
             route->store = store;
         }
     }
@@ -714,9 +711,7 @@ api_stands_for(ngx_str_t *name)
     api_name_t  *one;
 
     for (one = api_names; one->name.len; one++) {
-        if (one->name.len == name->len
-            && ngx_strncmp(one->name.data, name->data, name->len) == 0)
-        {
+        if (ngx_idempotency_same(&one->name, name)) {
             break;
         }
     }
@@ -838,9 +833,7 @@ api_is_ours(ngx_http_request_t *r, ngx_array_t *names)
     name = names->elts;
 
     for (i = 0; i < names->nelts; i++) {
-        if (name[i].len == host->len
-            && ngx_strncmp(name[i].data, host->data, host->len) == 0)
-        {
+        if (ngx_idempotency_same(&name[i], host)) {
             return 1;
         }
     }
@@ -868,10 +861,8 @@ api_is_own_page(ngx_http_request_t *r)
     {
         told = 1;
 
-        if (!(h->value.len == 11
-              && ngx_strncmp(h->value.data, "same-origin", 11) == 0)
-            && !(h->value.len == 4
-                 && ngx_strncmp(h->value.data, "none", 4) == 0))
+        if (!ngx_idempotency_is(&h->value, "same-origin")
+            && !ngx_idempotency_is(&h->value, "none"))
         {
             return 0;
         }
@@ -1318,12 +1309,12 @@ records_arguments(ngx_http_request_t *r, records_t *records)
     /* records in this machine's memory, or in the backing */
 
     if (ngx_http_arg(r, (u_char *) "tier", 4, &value) != NGX_OK
-        || (value.len == 6 && ngx_strncmp(value.data, "memory", 6) == 0))
+        || ngx_idempotency_is(&value, "memory"))
     {
         return api_allowed;
     }
 
-    if (value.len != 7 || ngx_strncmp(value.data, "backing", 7) != 0) {
+    if (!ngx_idempotency_is(&value, "backing")) {
         return api_bad_argument;
     }
 
@@ -1657,15 +1648,10 @@ record_outcome(ngx_http_request_t *r, record_t *one)
         one->status = n;
     }
 
-    one->done = (word.len == 4 && ngx_strncmp(word.data, "done", 4) == 0);
+    one->done = ngx_idempotency_is(&word, "done");
 
-    if (one->done
-        || (word.len == 8 && ngx_strncmp(word.data, "released", 8) == 0))
-    {
-        return api_allowed;
-    }
-
-    return api_bad_outcome;
+    return (one->done || ngx_idempotency_is(&word, "released"))
+           ? api_allowed : api_bad_outcome;
 }
 
 

@@ -1455,9 +1455,7 @@ location_ordinal(ngx_array_t *entries, ngx_uint_t parent,
         other = location_core(&entry[i]);
 
         if (location_kind(other) == kind
-            && other->name.len == clcf->name.len
-            && ngx_strncmp(other->name.data, clcf->name.data, clcf->name.len)
-               == 0)
+            && ngx_idempotency_same(&other->name, &clcf->name))
         {
             return entry[i].ordinal + 1;
         }

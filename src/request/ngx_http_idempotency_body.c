@@ -1218,8 +1218,7 @@ form_navigates(ngx_http_request_t *r)
 
     h = ngx_http_idempotency_header_next(r, "sec_fetch_mode", NULL);
 
-    return h && h->value.len == 8
-           && ngx_strncmp(h->value.data, "navigate", 8) == 0;
+    return h && ngx_idempotency_is(&h->value, "navigate");
 }
 
 

@@ -1243,9 +1243,7 @@ outcome_grpc_executed(ngx_list_t *headers)
 
     for (status = outcome_grpc_not_executed; status->len; status++) {
 
-        if (h->value.len == status->len
-            && ngx_strncmp(h->value.data, status->data, status->len) == 0)
-        {
+        if (ngx_idempotency_same(&h->value, status)) {
             return 0;
         }
     }

@@ -113,12 +113,12 @@ ngx_idempotency_secret_parse(ngx_idempotency_secret_t *secret, u_char *data,
             continue;
         }
 
-        if (word.len == 6 && ngx_strncmp(word.data, "digest", 6) == 0) {
+        if (ngx_idempotency_is(&word, "digest")) {
             why = (!secret_word(&rest, &word) || secret_word(&rest, &more))
                   ? "not exactly one key of \"digest\""
                   : secret_add(secret, &word, 1);
 
-        } else if (word.len == 4 && ngx_strncmp(word.data, "seal", 4) == 0) {
+        } else if (ngx_idempotency_is(&word, "seal")) {
 
             why = secret_word(&rest, &word) ? secret_add(secret, &word, 0)
                                             : "no key of \"seal\"";

@@ -422,9 +422,7 @@ shm_zone_named(volatile ngx_cycle_t *cycle, ngx_str_t *name)
 
     while ((zone = shm_zone_next(cycle, zone)) != NULL) {
 
-        if (zone->shm.name.len == name->len
-            && ngx_strncmp(zone->shm.name.data, name->data, name->len) == 0)
-        {
+        if (ngx_idempotency_same(&zone->shm.name, name)) {
             return zone;
         }
     }

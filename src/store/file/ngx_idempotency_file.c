@@ -320,9 +320,7 @@ file_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
     } else {
         was = (file_t *) old;
 
-        if (file->start.path.len != was->start.path.len
-            || ngx_strcmp(file->start.path.data, was->start.path.data) != 0)
-        {
+        if (!ngx_idempotency_same(&file->start.path, &was->start.path)) {
             ngx_log_error(NGX_LOG_EMERG, log, 0,
                           "idempotency_zone \"%V\" uses the state \"%V\" "
                           "while previously it used \"%V\"; "
