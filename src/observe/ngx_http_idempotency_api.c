@@ -1905,6 +1905,13 @@ record_own(ngx_http_idempotency_text_t *text, record_t *one)
     const char               *fmt;
     ngx_idempotency_found_t  *found;
 
+    static const char  *outcomes[] = {
+        [NGX_IDEMPOTENCY_PENDING] = "pending\"",
+        [NGX_IDEMPOTENCY_DONE] = "done\",\"kept\":true",
+        [NGX_IDEMPOTENCY_NOT_KEPT] = "done\",\"kept\":false",
+        [NGX_IDEMPOTENCY_IN_DOUBT] = "in_doubt\""
+    };
+
     found = &one->find.found;
 
     if (one->why == api_no_record) {
@@ -1912,27 +1919,10 @@ record_own(ngx_http_idempotency_text_t *text, record_t *one)
         return;
     }
 
-    switch (found->outcome) {
+    ngx_http_idempotency_text_add(text, "{\"outcome\":\"%s,\"status\":",
+                                  outcomes[found->outcome]);
 
-    case NGX_IDEMPOTENCY_PENDING:
-        fmt = "{\"outcome\":\"pending\"";
-        break;
-
-    case NGX_IDEMPOTENCY_IN_DOUBT:
-        fmt = "{\"outcome\":\"in_doubt\"";
-        break;
-
-    case NGX_IDEMPOTENCY_DONE:
-        fmt = "{\"outcome\":\"done\",\"kept\":true";
-        break;
-
-    default: /* NGX_IDEMPOTENCY_NOT_KEPT */
-        fmt = "{\"outcome\":\"done\",\"kept\":false";
-    }
-
-    ngx_http_idempotency_text_add(text, fmt);
-
-    fmt = found->status ? ",\"status\":%ui" : ",\"status\":null";
+    fmt = found->status ? "%ui" : "null";
     ngx_http_idempotency_text_add(text, fmt, found->status);
 
     /* in seconds, rounded up: by then the token is fresh */
