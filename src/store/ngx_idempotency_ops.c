@@ -927,7 +927,7 @@ list_backing(ngx_idempotency_store_t *store, ngx_idempotency_list_t *list)
     op = &list->op;
     page = NULL;
 
-    if (shm->tier && shm->tier->backing->list) {
+    if (shm->tier) {
         page = ngx_calloc(sizeof(ngx_idempotency_page_t), ngx_cycle->log);
     }
 

@@ -222,15 +222,13 @@ ask_alone(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim)
 static ngx_uint_t
 ask_refused(ngx_idempotency_shm_t *shm)
 {
-    ngx_idempotency_tier_t     *tier;
     ngx_idempotency_tier_sh_t  *sh;
 
-    tier = shm->tier;
     sh = &shm->sh->tier;
 
     return sh->other
            || ((sh->failing ? sh->was_full : sh->said_full)
-               && (tier->backing->up == NULL || tier->backing->up(tier)));
+               && shm->tier->backing->up(shm->tier));
 }
 
 

@@ -242,10 +242,10 @@ typedef struct {
        ngx_idempotency_remote_changed() */
     void                          (*await)(ngx_idempotency_tier_t *tier,
                                        u_char *token);
-    /* NULL: it has no list.  NGX_AGAIN, or NGX_ERROR */
+    /* NGX_AGAIN, or NGX_ERROR */
     ngx_int_t                     (*list)(ngx_idempotency_tier_t *tier,
                                        ngx_idempotency_page_t *page);
-    /* NULL, or maintenance, now and then, in one worker */
+    /* maintenance, now and then, in one worker */
     void                          (*maintain)(ngx_idempotency_tier_t *tier);
 
     /* in the master: a zone is made, or kept over a reload */
@@ -272,7 +272,7 @@ typedef struct {
        batches a worker may have on the way.  Many nginx use it and don't see
        each other, so each claim lives by its lease */
     ngx_uint_t                    (*nbatches)(ngx_idempotency_tier_t *tier);
-    /* of a shared backing: false, if it would not answer now */
+    /* false, if it would not answer now */
     ngx_uint_t                    (*up)(ngx_idempotency_tier_t *tier);
     /* an operator agrees that the store is another one, or has forgotten;
        NGX_DECLINED: it is not, or can't be agreed to */

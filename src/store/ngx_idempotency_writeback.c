@@ -1390,28 +1390,26 @@ tier_watch_handler(ngx_event_t *ev)
         /* a file that somebody has agreed to is every worker's, even if it has
            no requests */
 
-        (void) ngx_idempotency_tier_down(tier->shm);
-    }
-
-    if (watches && tier->backing->maintain) {
-        tier->backing->maintain(tier);
-    }
-
-    if (watches && !ngx_idempotency_tier_shared(tier)) {
-
-        if (ngx_current_msec - tier->watched >= NGX_IDEMPOTENCY_TIER_IDLE) {
-            tier->watched = ngx_current_msec;
-            queue_retry_aside(tier);
-
-            /* another nginx waits for what a worker had that was killed */
-
-            ngx_idempotency_shm_sweep(tier->shm, ngx_current_msec);
-        }
-
-        writer_inherit(tier);
+        (void) tier->backing->up(tier);
     }
 
     if (watches) {
+        tier->backing->maintain(tier);
+
+        if (!ngx_idempotency_tier_shared(tier)) {
+
+            if (ngx_current_msec - tier->watched >= NGX_IDEMPOTENCY_TIER_IDLE) {
+                tier->watched = ngx_current_msec;
+                queue_retry_aside(tier);
+
+                /* another nginx waits for what a worker had that was killed */
+
+                ngx_idempotency_shm_sweep(tier->shm, ngx_current_msec);
+            }
+
+            writer_inherit(tier);
+        }
+
         tier_probe_failed(tier);
     }
 
@@ -1523,7 +1521,7 @@ tier_probe_failed(ngx_idempotency_tier_t *tier)
 
     if (!sh->failing || tier->busy == tier->nbatches
         || (ngx_idempotency_tier_shared(tier) && sh->first)
-        || (tier->backing->up && !tier->backing->up(tier) && !sh->agreed)
+        || (!tier->backing->up(tier) && !sh->agreed)
         || ngx_current_msec - sh->probed < NGX_IDEMPOTENCY_TIER_RETRY)
     {
         return;
@@ -1551,15 +1549,9 @@ ngx_idempotency_tier_probe(ngx_idempotency_tier_t *tier)
 ngx_uint_t
 ngx_idempotency_tier_down(ngx_idempotency_shm_t *shm)
 {
-    ngx_idempotency_tier_t  *tier;
-
-    tier = shm->tier;
-
-    if (tier->backing->up && !tier->backing->up(tier)) {
-        return 1;
-    }
-
-    return !ngx_idempotency_tier_shared(tier) && shm->sh->tier.failing;
+    return !shm->tier->backing->up(shm->tier)
+           || (!ngx_idempotency_tier_shared(shm->tier)
+               && shm->sh->tier.failing);
 }
 
 
@@ -2148,6 +2140,5 @@ ngx_idempotency_store_agree(ngx_idempotency_store_t *store)
 
     shm = store->data;
 
-    return (shm->tier && shm->tier->backing->agree)
-           ? shm->tier->backing->agree(shm->tier) : NGX_DECLINED;
+    return shm->tier ? shm->tier->backing->agree(shm->tier) : NGX_DECLINED;
 }

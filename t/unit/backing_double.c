@@ -140,6 +140,7 @@ const ngx_idempotency_backing_t  double_shared = {
     .now = double_now,
     .flush = double_hand,
     .list = double_list,
+    .maintain = double_nothing,
     .init = double_init,
     .init_process = double_process,
     .finish = double_nothing,

@@ -257,6 +257,13 @@ backing_exit_process(ngx_idempotency_tier_t *tier)
 }
 
 
+static ngx_uint_t
+backing_up(ngx_idempotency_tier_t *tier)
+{
+    return 1;
+}
+
+
 static const ngx_idempotency_backing_t  backing = {
     .soon = 5,
     .seldom = 50,
@@ -267,6 +274,7 @@ static const ngx_idempotency_backing_t  backing = {
     .init_process = backing_init_process,
     .finish = backing_finish,
     .exit_process = backing_exit_process,
+    .up = backing_up
 };
 
 
