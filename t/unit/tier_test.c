@@ -99,6 +99,7 @@ static ngx_str_t                 name = ngx_string("unit");
 static ngx_idempotency_secret_t  secret;
 static ngx_idempotency_counters_t  counters;
 
+static void asks_for(actor_t *a, ngx_uint_t worker, ngx_uint_t token);
 static void comes(actor_t *a, ngx_uint_t worker, ngx_uint_t token,
     ngx_uint_t waits);
 static void result(actor_t *a);
@@ -623,6 +624,18 @@ begins(actor_t *a)
 static void
 comes(actor_t *a, ngx_uint_t worker, ngx_uint_t token, ngx_uint_t waits)
 {
+    asks_for(a, worker, token);
+
+    a->claim.retry = (a->token % 2 && unit_below(&seed, 3));
+    a->claim.wait = waits;
+
+    ask(a);
+}
+
+
+static void
+asks_for(actor_t *a, ngx_uint_t worker, ngx_uint_t token)
+{
     a->worker = worker;
     a->token = token;
 
@@ -638,10 +651,6 @@ comes(actor_t *a, ngx_uint_t worker, ngx_uint_t token, ngx_uint_t waits)
     a->claim.window = WINDOW;
     a->claim.lease = LEASE;
     a->claim.pool = unit_pool;
-    a->claim.retry = (a->token % 2 && unit_below(&seed, 3));
-    a->claim.wait = waits;
-
-    ask(a);
 }
 
 
@@ -1213,22 +1222,7 @@ settle(void)
     }
 
     for (i = 0; i < WORKERS * TOKENS; i++) {
-        a->worker = i % WORKERS;
-        a->token = i / WORKERS;
-
-        ngx_memzero(&a->claim, sizeof(ngx_idempotency_claim_t));
-
-        memset(a->claim.op.token, 'a' + (int) a->token,
-               NGX_IDEMPOTENCY_DIGEST_LEN);
-        memset(a->claim.fingerprint, 'f', NGX_IDEMPOTENCY_DIGEST_LEN);
-        memset(a->claim.parts.identity, 'i', NGX_IDEMPOTENCY_IDENTITY_LEN);
-
-        a->claim.op.handler = claim_handler;
-        a->claim.op.data = a;
-        a->claim.window = WINDOW;
-        a->claim.lease = LEASE;
-        a->claim.pool = unit_pool;
-
+        asks_for(a, i % WORKERS, i / WORKERS);
         ask(a);
 
         /* what was so before the file failed is so no more: whoever comes again
