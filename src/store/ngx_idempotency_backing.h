@@ -36,6 +36,19 @@ typedef struct {
 } ngx_idempotency_mark_t;
 
 
+/* whether a backing is what it was */
+
+typedef enum {
+    NGX_IDEMPOTENCY_TIER_SAME = 0,
+    /* refused, unless an operator can agree, and does */
+    NGX_IDEMPOTENCY_TIER_OTHER,
+    /* a file that is refused, and nobody can agree to it */
+    NGX_IDEMPOTENCY_TIER_FOREIGN,
+    /* a Redis that may soon be right again, or refused */
+    NGX_IDEMPOTENCY_TIER_DIFFERS
+} ngx_idempotency_tier_other_e;
+
+
 typedef enum {
     NGX_IDEMPOTENCY_ITEM_ASK = 0,       /* check, bind and claim in one step */
     NGX_IDEMPOTENCY_ITEM_PUT,           /* writes the zone's own record */

@@ -67,19 +67,6 @@ struct ngx_idempotency_writer_s {
 
 #define NGX_IDEMPOTENCY_TIER_STAMPS  64
 
-/* values of `other`, which says that the backing is not what it was */
-
-typedef enum {
-    NGX_IDEMPOTENCY_TIER_SAME = 0,
-    /* refused, unless an operator can agree, and does */
-    NGX_IDEMPOTENCY_TIER_OTHER,
-    /* a file that is refused, and nobody can agree to it */
-    NGX_IDEMPOTENCY_TIER_FOREIGN,
-    /* a Redis that may soon be right again, or refused */
-    NGX_IDEMPOTENCY_TIER_DIFFERS
-} ngx_idempotency_tier_other_e;
-
-
 typedef struct {
     uint64_t                        identity;
     /* the beat that was acknowledged; 0: none was, and it may be lost */

@@ -1016,7 +1016,7 @@ unit_case("pages that the disk can't read")
 
     for (unreadable = 4096; unreadable <= 4 * 4096; unreadable += 4096) {
         fails("\" can't be read: Input/output error");
-        check(!t.foreign);
+        check(t.other != NGX_IDEMPOTENCY_TIER_FOREIGN);
     }
 
     unreadable = 0;
@@ -1029,7 +1029,7 @@ unit_case("the child dies, hangs, or tells nothing")
     does = DIES_FIRST;
     fails("\" can't be used: the process that looked at it died "
           "on signal 6; restore it");
-    check(t.foreign);
+    check_equal(t.other, NGX_IDEMPOTENCY_TIER_FOREIGN);
 
     does = LEAVES;
     fails("\" can't be used: the process that looks at it has "

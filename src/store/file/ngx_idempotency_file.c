@@ -140,7 +140,6 @@ static ngx_int_t file_init(ngx_idempotency_tier_t *tier,
 static ngx_int_t file_start(file_t *file, ngx_uint_t must, ngx_log_t *log);
 static ngx_int_t file_begin(ngx_idempotency_shm_t *shm,
     ngx_idempotency_start_t *start, ngx_uint_t late);
-static ngx_uint_t file_other(ngx_idempotency_start_t *start);
 static void file_create(file_t *file, ngx_conf_t *cf);
 static ngx_idempotency_tier_t *file_unnamed(ngx_conf_t *cf,
     ngx_idempotency_tier_t *old);
@@ -358,7 +357,7 @@ file_init(ngx_idempotency_tier_t *tier, ngx_idempotency_tier_t *old,
     tier->fence = file->start.fence;
     tier->mark = file->start.mark;
     tier->base = file->start.base;
-    tier->other = file_other(&file->start);
+    tier->other = file->start.other;
 
     return NGX_OK;
 }
@@ -408,20 +407,11 @@ file_begin(ngx_idempotency_shm_t *shm, ngx_idempotency_start_t *start,
     sh->base = start->base;
     sh->mark = start->mark;
     sh->unsynced = 0;
-    sh->other = file_other(start);
+    sh->other = start->other;
 
     ngx_idempotency_shm_unlock(shm);
 
     return NGX_OK;
-}
-
-
-static ngx_uint_t
-file_other(ngx_idempotency_start_t *start)
-{
-    return start->foreign ? NGX_IDEMPOTENCY_TIER_FOREIGN
-           : start->other ? NGX_IDEMPOTENCY_TIER_OTHER
-           : NGX_IDEMPOTENCY_TIER_SAME;
 }
 
 
@@ -1550,7 +1540,7 @@ file_started(file_t *file)
         return;
     }
 
-    if (rc != NGX_OK && !start->other) {
+    if (rc != NGX_OK && start->other != NGX_IDEMPOTENCY_TIER_OTHER) {
 
         ngx_add_timer(&file->late, FILE_REFUSED);
 
@@ -1561,7 +1551,7 @@ file_started(file_t *file)
             if (shm->sh->tier.instance == 0
                 && shm->sh->tier.other != NGX_IDEMPOTENCY_TIER_OTHER)
             {
-                shm->sh->tier.other = file_other(start);
+                shm->sh->tier.other = start->other;
             }
 
             ngx_idempotency_shm_unlock(shm);
@@ -1595,7 +1585,7 @@ file_started(file_t *file)
 
     ngx_idempotency_tier_serve(&file->tier, 1);
 
-    if (start->other) {
+    if (start->other == NGX_IDEMPOTENCY_TIER_OTHER) {
         file_refused(file, start->why);
 
     } else if (work->instance == 0) {

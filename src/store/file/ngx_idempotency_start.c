@@ -43,7 +43,8 @@
 /* in place of a system error: the file itself is wrong, and `local` must not
    guard beside it */
 
-#define START_FOREIGN  -1
+#define START_OTHER    (-NGX_IDEMPOTENCY_TIER_OTHER)
+#define START_FOREIGN  (-NGX_IDEMPOTENCY_TIER_FOREIGN)
 
 #define START_NAME     (NGX_IDEMPOTENCY_FILE_PATH + 16)
 
@@ -244,7 +245,6 @@ ngx_idempotency_start_keep(ngx_idempotency_start_t *start,
     start->base = old->base;
     start->mark = old->mark;
     start->other = old->other;
-    start->foreign = old->foreign;
     start->late = old->late;
 
     /* the old configuration closes its descriptors; the locks are of both */
@@ -322,7 +322,7 @@ start_refused(ngx_idempotency_start_t *start, ngx_log_t *log)
     p = text;
     end = text + sizeof(text);
 
-    if (start->other) {
+    if (start->other == NGX_IDEMPOTENCY_TIER_OTHER) {
         start->late = 0;
 
         p = ngx_slprintf(p, end, "; to agree to it as it is, PUT {\"store\":"
@@ -463,7 +463,6 @@ start_hear(ngx_idempotency_start_t *start, int from, ngx_pid_t pid)
                         "it?", START_TIMEOUT / 1000);
 
     } else if (start_pass(from, start, 0) != START_FOUND) {
-        start->other = 0;
         start->rc = start_refuse(start, 0,
                         "can't be used: the process that looks at it has told "
                         "nothing");
@@ -528,7 +527,7 @@ start_pass(int fd, ngx_idempotency_start_t *start, ngx_uint_t send)
     if (send) {
         i = 0;
 
-        if (start->rc == NGX_OK || start->other) {
+        if (start->rc == NGX_OK || start->other == NGX_IDEMPOTENCY_TIER_OTHER) {
             fds[i] = start->owners;
             i += (fds[i] != -1);
             fds[i] = start->file;
@@ -616,8 +615,7 @@ start_check(ngx_idempotency_start_t *start)
     start->left = 0;
     start->open = 0;
     start->made = 0;
-    start->other = 0;
-    start->foreign = 0;
+    start->other = NGX_IDEMPOTENCY_TIER_SAME;
 
     return (start_directory(start) == NGX_OK && start_files(start) == NGX_OK)
            ? start_header(start) : NGX_ERROR;
@@ -862,7 +860,7 @@ start_refuse(ngx_idempotency_start_t *start, ngx_err_t err,
     n = vsnprintf(start->why, sizeof(start->why), fmt, args);
     va_end(args);
 
-    start->foreign = (err == START_FOREIGN);
+    start->other = (err < 0) ? -err : NGX_IDEMPOTENCY_TIER_SAME;
 
     /* in nginx's own form */
 
@@ -918,7 +916,9 @@ ngx_idempotency_start_late(ngx_idempotency_start_t *start, uint64_t instance)
         }
     }
 
-    if (rc != NGX_OK && !start->other && !start->agreed) {
+    if (rc != NGX_OK && start->other != NGX_IDEMPOTENCY_TIER_OTHER
+        && !start->agreed)
+    {
         start_close(&start->owners);
         start_close(&start->file);
     }
@@ -1045,14 +1045,12 @@ start_witness(ngx_idempotency_start_t *start)
         return NGX_OK;
     }
 
-    start->other = 1;
-
     if (start->found) {
-        return start_refuse(start, 0, "is without %s-wal, which had what was "
-                            "written last", path);
+        return start_refuse(start, START_OTHER, "is without %s-wal, which had "
+                            "what was written last", path);
     }
 
-    return start_refuse(start, 0, "is %s, and has left %s-%s",
+    return start_refuse(start, START_OTHER, "is %s, and has left %s-%s",
                         access(path, F_OK) == 0 ? "empty" : "gone", path,
                         start->left ? "wal" : "witness");
 }
@@ -1159,9 +1157,7 @@ start_hold(ngx_idempotency_start_t *start, const char *name)
 static ngx_int_t
 start_refuse_way(ngx_idempotency_start_t *start)
 {
-    start->other = 1;
-
-    return start_refuse(start, 0,
+    return start_refuse(start, START_OTHER,
                         "is used by an nginx that has another way to it, with "
                         "another log and other locks: a mount of the file "
                         "alone, or of one of its names; mount its directory");
@@ -1328,7 +1324,7 @@ start_test(ngx_idempotency_start_t *start)
 
     (void) sqlite3_close(sqlite);
 
-    return (start->foreign || start->other) ? NGX_ERROR : NGX_OK;
+    return start->other ? NGX_ERROR : NGX_OK;
 }
 
 
@@ -1470,7 +1466,7 @@ start_matches(sqlite3 *sqlite, ngx_idempotency_start_t *start)
                                       start->why, sizeof(start->why));
 
     if (start->marked && !same && !start->agreed) {
-        start->other = 1;
+        start->other = NGX_IDEMPOTENCY_TIER_OTHER;
         rc = SQLITE_MISMATCH;
     }
 
@@ -1516,7 +1512,7 @@ start_whole(sqlite3 *sqlite, ngx_idempotency_start_t *start)
     if (rc == SQLITE_OK && ngx_strcmp(text, "ok") != 0) {
         rc = start_error(start, sqlite, SQLITE_CORRUPT);
 
-        if (start->foreign) {
+        if (start->other) {
             (void) start_refuse(start, START_FOREIGN,
                                 "is damaged: %s; " START_REMEDY, text);
         }

@@ -75,10 +75,8 @@ typedef struct {
     /* NGX_ERROR: the reason, in words that follow the path */
     ngx_int_t                rc;
     char                     why[NGX_IDEMPOTENCY_START_WHY];
-    /* ... it is another file, or older: unused until an operator agrees */
+    /* ... it is not what it was: NGX_IDEMPOTENCY_TIER_OTHER, or _FOREIGN */
     ngx_uint_t               other;
-    /* ... it is not what it was, and nobody can agree to it */
-    ngx_uint_t               foreign;
     /* ... as the file can't be used yet: workers begin to use it later */
     ngx_uint_t               late;
 } ngx_idempotency_start_t;
