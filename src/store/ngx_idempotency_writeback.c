@@ -144,7 +144,7 @@ static void tier_event(ngx_idempotency_tier_t *tier, ngx_event_t *ev,
     ngx_event_handler_pt handler);
 static void tier_stay_handler(ngx_event_t *ev);
 static void tier_flush_last(ngx_idempotency_tier_t *tier);
-static ngx_uint_t tier_flush_now(ngx_idempotency_tier_t *tier);
+static void tier_flush_now(ngx_idempotency_tier_t *tier);
 static void tier_log_delivered(ngx_idempotency_tier_t *tier);
 
 
@@ -2014,7 +2014,7 @@ ngx_idempotency_tier_flush(ngx_idempotency_shm_t *shm)
         tier_log_delivered(tier);
 
     } else if (!ngx_idempotency_tier_shared(tier)) {
-        (void) tier_flush_now(tier);
+        tier_flush_now(tier);
     }
 }
 
@@ -2043,15 +2043,15 @@ tier_flush_last(ngx_idempotency_tier_t *tier)
         if (ngx_idempotency_tier_shared(tier)) {
             flush_queue(tier);
 
-        } else if (!tier_flush_now(tier) && tier->stuck) {
-            return;
+        } else {
+            tier_flush_now(tier);
         }
 
         left = (ngx_msec_int_t) (end - ngx_current_msec);
 
         queue_sum(tier, &sum);
 
-        if (left <= 0 || sum.outcomes + sum.claims == 0) {
+        if (left <= 0 || tier->stuck || sum.outcomes + sum.claims == 0) {
             return;
         }
 
@@ -2066,19 +2066,12 @@ tier_flush_last(ngx_idempotency_tier_t *tier)
 }
 
 
-/* false: the backing fails */
-
-static ngx_uint_t
+static void
 tier_flush_now(ngx_idempotency_tier_t *tier)
 {
-    if (tier->stuck || (tier->busy && !flushed_batch(tier))) {
-        return 0;
+    if (!tier->stuck && (!tier->busy || flushed_batch(tier))) {
+        flush_queue(tier);
     }
-
-    flush_queue(tier);
-
-    return !tier->stuck && !tier->shm->sh->tier.failing
-           && tier->shm->sh->tier.aside == NULL;
 }
 
 

@@ -100,10 +100,9 @@ typedef struct {
 
     /* NULL: the thread closes its connection.  starts: then it does a start
        that was left to the workers, or of a file that an operator has agreed
-       to.  instance: a worker has made it already, or 0 */
+       to */
     ngx_idempotency_batch_t    *batch;
     ngx_uint_t                  starts;
-    uint64_t                    instance;
     ngx_idempotency_page_t     *page;
     /* the file's number at the last maintenance */
     ngx_atomic_uint_t           number;
@@ -740,8 +739,7 @@ file_flush_run(void *data)
         /* now no thread of this worker has the file open */
 
         if (work->starts) {
-            work->flush.rc = ngx_idempotency_start_late(&work->start,
-                                                        work->instance);
+            work->flush.rc = ngx_idempotency_start_late(&work->start);
         }
 
         return;
@@ -1495,7 +1493,6 @@ file_start_again(file_t *file, ngx_uint_t agreed)
     work->start.was = file->tier.shm->sh->tier.instance;
     ngx_memcpy(work->start.known, file->tier.shm->sh->tier.mark.identity,
                NGX_IDEMPOTENCY_MARK_LEN);
-    work->instance = agreed ? 0 : work->start.was;
 
     /* before the thread runs, which reads it */
 
@@ -1546,7 +1543,7 @@ file_started(file_t *file)
 
         /* a reload may have begun with the file, or refused it, meanwhile */
 
-        if (work->instance == 0 && ngx_idempotency_shm_lock(shm) == NGX_OK) {
+        if (start->was == 0 && ngx_idempotency_shm_lock(shm) == NGX_OK) {
 
             if (shm->sh->tier.instance == 0
                 && shm->sh->tier.other != NGX_IDEMPOTENCY_TIER_OTHER)
@@ -1571,7 +1568,7 @@ file_started(file_t *file)
         return;
     }
 
-    if (work->instance == 0 && file_begin(shm, start, 1) != NGX_OK) {
+    if (start->was == 0 && file_begin(shm, start, 1) != NGX_OK) {
         ngx_idempotency_start_leave(start);
         (void) close(start->file);
         start->file = -1;
@@ -1588,7 +1585,7 @@ file_started(file_t *file)
     if (start->other == NGX_IDEMPOTENCY_TIER_OTHER) {
         file_refused(file, start->why);
 
-    } else if (work->instance == 0) {
+    } else if (start->was == 0) {
         ngx_idempotency_start_log(start, ngx_cycle->log);
     }
 }

@@ -891,16 +891,16 @@ start_refuse(ngx_idempotency_start_t *start, ngx_err_t err,
  */
 
 ngx_int_t
-ngx_idempotency_start_late(ngx_idempotency_start_t *start, uint64_t instance)
+ngx_idempotency_start_late(ngx_idempotency_start_t *start)
 {
     ngx_int_t  rc;
 
     rc = start_check(start);
 
-    if (rc == NGX_OK && instance) {
+    if (rc == NGX_OK && start->was && !start->agreed) {
         start->owners = ngx_idempotency_owners_open((char *) start->path.data,
                                                     0);
-        start->instance = instance;
+        start->instance = start->was;
 
     } else if (rc == NGX_OK) {
         rc = start_open(start);

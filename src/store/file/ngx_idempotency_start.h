@@ -35,8 +35,8 @@ typedef struct {
 
     /* of the digest key that makes tokens */
     u_char                   stamp[NGX_IDEMPOTENCY_STAMP_LEN];
-    /* an operator has agreed to the file as it is; its identity and instance
-       until then */
+    /* an operator has agreed to the file as it is; the zone's identity and
+       instance until then (0: it has none) */
     ngx_uint_t               agreed;
     u_char                   known[NGX_IDEMPOTENCY_MARK_LEN];
     ngx_uint_t               joins;
@@ -105,12 +105,11 @@ void ngx_idempotency_start_leave(void *start);
  * In a thread of a worker, while no other thread of that worker has the file
  * open: an operator has agreed to the file as it is (`agreed`), or nginx was
  * started without the file.  From then on each worker holds the instance by an
- * open file of its own.  The first worker makes the instance (0), the others
- * get its number.  NGX_BUSY: a reload has made it, for its own workers.
+ * open file of its own.  The first worker makes the instance, the others get
+ * its number.  NGX_BUSY: a reload has made it, for its own workers.
  */
 
-ngx_int_t ngx_idempotency_start_late(ngx_idempotency_start_t *start,
-    uint64_t instance);
+ngx_int_t ngx_idempotency_start_late(ngx_idempotency_start_t *start);
 
 /* logs what an operator should know of a start that went well */
 
