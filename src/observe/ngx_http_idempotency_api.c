@@ -256,7 +256,7 @@ static ngx_int_t api_refuse(ngx_http_request_t *r, api_refusal_e why);
 static ngx_int_t api_send(ngx_http_request_t *r,
     ngx_http_idempotency_text_t *text, ngx_uint_t status, const char *type);
 static ngx_int_t api_send_done(ngx_http_request_t *r);
-static ngx_int_t api_header(ngx_http_request_t *r, const char *name,
+static ngx_table_elt_t *api_header(ngx_http_request_t *r, const char *name,
     ngx_str_t *value);
 static void text_init(ngx_http_idempotency_text_t *text, ngx_pool_t *pool);
 static void text_memory(ngx_http_idempotency_text_t *text, u_char *p,
@@ -983,8 +983,7 @@ api_methods(ngx_http_request_t *r, api_route_t *route)
         return api_allowed;
     }
 
-    return (api_header(r, "Allow", &allow) == NGX_OK) ? api_method
-                                                      : api_no_memory;
+    return api_header(r, "Allow", &allow) ? api_method : api_no_memory;
 }
 
 
@@ -1001,7 +1000,7 @@ api_send_page(ngx_http_request_t *r)
 
     if (api_header(r, "Content-Security-Policy",
                    &ngx_http_idempotency_page_policy)
-        != NGX_OK)
+        == NULL)
     {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
@@ -1020,8 +1019,6 @@ api_send_redirect(ngx_http_request_t *r)
     u_char     *p;
     ngx_str_t   uri;
 
-    static ngx_str_t  name = ngx_string("Location");
-
     uri.len = r->uri.len + 2 * ngx_escape_uri(NULL, r->uri.data, r->uri.len,
                                               NGX_ESCAPE_URI)
               + 1;
@@ -1037,9 +1034,7 @@ api_send_redirect(ngx_http_request_t *r)
 
     ngx_http_clear_location(r);
 
-    r->headers_out.location = ngx_http_idempotency_header_push(r,
-                                          &r->headers_out.headers, &name,
-                                          &uri);
+    r->headers_out.location = api_header(r, "Location", &uri);
 
     return r->headers_out.location ? NGX_HTTP_MOVED_PERMANENTLY
                                    : NGX_HTTP_INTERNAL_SERVER_ERROR;
@@ -1100,7 +1095,6 @@ guard_handler(ngx_http_request_t *r)
     ngx_int_t                    rc;
     ngx_http_idempotency_text_t  text;
 
-    static ngx_str_t  name = ngx_string("ETag");
     static ngx_str_t  hour = ngx_string("public, max-age=3600");
 
     if (!(r->method & (NGX_HTTP_GET|NGX_HTTP_HEAD))) {
@@ -1117,12 +1111,11 @@ guard_handler(ngx_http_request_t *r)
     text_memory(&text, ngx_http_idempotency_guard_js,
                 sizeof(ngx_http_idempotency_guard_js));
 
-    r->headers_out.etag = ngx_http_idempotency_header_push(r,
-                                          &r->headers_out.headers, &name,
-                                          &ngx_http_idempotency_guard_etag);
+    r->headers_out.etag = api_header(r, "ETag",
+                                     &ngx_http_idempotency_guard_etag);
 
     if (r->headers_out.etag == NULL
-        || api_header(r, "Cache-Control", &hour) != NGX_OK)
+        || api_header(r, "Cache-Control", &hour) == NULL)
     {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
@@ -1485,7 +1478,7 @@ records_link(ngx_http_request_t *r, records_t *records)
 
     link.len = p - link.data;
 
-    return api_header(r, "Link", &link);
+    return api_header(r, "Link", &link) ? NGX_OK : NGX_ERROR;
 }
 
 
@@ -2182,7 +2175,7 @@ api_send(ngx_http_request_t *r, ngx_http_idempotency_text_t *text,
 {
     static ngx_str_t  no_store = ngx_string("no-store");
 
-    if (api_header(r, "Cache-Control", &no_store) != NGX_OK) {
+    if (api_header(r, "Cache-Control", &no_store) == NULL) {
         return NGX_HTTP_INTERNAL_SERVER_ERROR;
     }
 
@@ -2190,7 +2183,7 @@ api_send(ngx_http_request_t *r, ngx_http_idempotency_text_t *text,
 }
 
 
-static ngx_int_t
+static ngx_table_elt_t *
 api_header(ngx_http_request_t *r, const char *name, ngx_str_t *value)
 {
     ngx_str_t  key;
@@ -2198,9 +2191,8 @@ api_header(ngx_http_request_t *r, const char *name, ngx_str_t *value)
     key.data = (u_char *) name;
     key.len = ngx_strlen(name);
 
-    return ngx_http_idempotency_header_push(r, &r->headers_out.headers, &key,
-                                            value)
-           ? NGX_OK : NGX_ERROR;
+    return ngx_http_idempotency_header_push(&r->headers_out.headers, &key,
+                                            value);
 }
 
 

@@ -555,7 +555,7 @@ refuse_headers(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
         value.len = ngx_sprintf(value.data, "%T", wait) - value.data;
 
-        h = ngx_http_idempotency_header_push(r, &r->headers_out.headers,
+        h = ngx_http_idempotency_header_push(&r->headers_out.headers,
                                              &retry_after, &value);
         if (h == NULL) {
             return NGX_ERROR;
@@ -576,7 +576,7 @@ refuse_headers(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 
     ngx_sprintf(value.data, "<%V>; rel=\"describedby\"", docs);
 
-    h = ngx_http_idempotency_header_push(r, &r->headers_out.headers, &link,
+    h = ngx_http_idempotency_header_push(&r->headers_out.headers, &link,
                                          &value);
 
     return (h == NULL) ? NGX_ERROR : NGX_OK;
@@ -1284,9 +1284,7 @@ replay_send(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
             h->hash = 0;
         }
 
-        if (ngx_http_idempotency_header_push(r, headers, mark, &value)
-            == NULL)
-        {
+        if (ngx_http_idempotency_header_push(headers, mark, &value) == NULL) {
             return NGX_HTTP_INTERNAL_SERVER_ERROR;
         }
     }

@@ -311,8 +311,8 @@ accept_weight(u_char *p, u_char *last)
 
 
 ngx_table_elt_t *
-ngx_http_idempotency_header_push(ngx_http_request_t *r, ngx_list_t *list,
-    ngx_str_t *key, ngx_str_t *value)
+ngx_http_idempotency_header_push(ngx_list_t *list, ngx_str_t *key,
+    ngx_str_t *value)
 {
     ngx_table_elt_t  *h;
 
@@ -855,7 +855,7 @@ response_restore_lines(ngx_http_request_t *r, ngx_str_t *lines,
             continue;
         }
 
-        h = ngx_http_idempotency_header_push(r, list, &name, &value);
+        h = ngx_http_idempotency_header_push(list, &name, &value);
 
         if (h == NULL
             || (place > 1 && place_fill(r, place - 2, h) != NGX_OK))

@@ -23,8 +23,8 @@ ngx_table_elt_t *ngx_http_idempotency_header_next(ngx_http_request_t *r,
 
 ngx_table_elt_t *ngx_http_idempotency_header_of(ngx_list_t *list, char *name);
 
-ngx_table_elt_t *ngx_http_idempotency_header_push(ngx_http_request_t *r,
-    ngx_list_t *list, ngx_str_t *key, ngx_str_t *value);
+ngx_table_elt_t *ngx_http_idempotency_header_push(ngx_list_t *list,
+    ngx_str_t *key, ngx_str_t *value);
 
 static ngx_inline ngx_uint_t
 ngx_http_idempotency_header_is(ngx_table_elt_t *h, char *name, size_t len)
