@@ -91,6 +91,16 @@ sub up {
 
 sub keep { copy($file, "$dir/kept") or die "$file: $!" }
 
+# What is kept knows 1 .. 5; 6 .. 10 come behind it.
+
+sub begin_and_keep {
+    begin(@_);
+    $n->down('QUIT');
+    keep();
+    $n->up;
+    orders(6 .. 10);
+}
+
 sub put_back {
     my ($from) = @_;
 
@@ -138,11 +148,7 @@ sub agrees {
 # --- set back between two starts ----------------------------------------------
 
 for my $sync (qw(batched strict)) {
-    begin($sync);
-    $n->down('QUIT');
-    keep();
-    $n->up;
-    orders(6 .. 10);
+    begin_and_keep($sync);
     $n->down('QUIT');
     put_back("$dir/kept");
 
@@ -167,11 +173,7 @@ for my $sync (qw(batched strict)) {
 # ... and its disk comes when nginx runs: who agrees does so for all workers
 
 {
-    begin('batched', workers => 2);
-    $n->down('QUIT');
-    keep();
-    $n->up;
-    orders(6 .. 10);
+    begin_and_keep('batched', workers => 2);
     $n->down('QUIT');
     put_back("$dir/kept");
     rename $dir, "$dir-away" or die "$dir: $!";
@@ -311,11 +313,7 @@ $n->stop;
 # --- while nginx runs ---------------------------------------------------------------
 
 for my $sync (qw(batched strict)) {
-    begin($sync, workers => 2);
-    $n->down('QUIT');
-    keep();
-    $n->up;
-    orders(6 .. 10);
+    begin_and_keep($sync, workers => 2);
 
     # what memory has is answered, whatever is at the file's place
 
@@ -335,11 +333,7 @@ for my $sync (qw(batched strict)) {
 # a backup that is copied over the file itself, beside the log that is there
 
 for my $sync (qw(batched strict)) {
-    begin($sync);
-    $n->down('QUIT');
-    keep();
-    $n->up;
-    orders(6 .. 10);
+    begin_and_keep($sync);
     $n->restart('QUIT');
     ok((until_true { order('before' . ++$keys) eq '200 NEW' && order('before' . ++$keys) eq '200 NEW' }),
        "$sync: while nginx runs");
@@ -409,10 +403,7 @@ for my $what ('another file', 'a backup') {
     rename "$dir-away", $dir or die "$dir: $!";
     orders(6 .. 10);
 
-    for my $pid ($n->workers) {
-        my $c = connection_to($n, $pid);
-        until_true { told(ask($c, 'POST', '/', key => 'come' . ++$keys, body => 'b')->response) eq '200 NEW' };
-    }
+    each_uses_it();
 
     unlink "$file-wal", "$file-shm";
     put_back("$dir/kept");
@@ -454,20 +445,13 @@ for my $what ('another file', 'a backup') {
 # now: the death of the one that began with it lets nobody in by another way
 
 SKIP: {
-    begin('batched', workers => 2);
-    $n->down('QUIT');
-    keep();
-    $n->up;
-    orders(6 .. 10);
+    begin_and_keep('batched', workers => 2);
     unlink "$file-wal", "$file-shm";
     put_back("$dir/kept");
     until_true { order('way' . ++$keys) eq '503 UNAVAILABLE' && $n->log =~ /is refused, it/ };
     agrees('the ways to a file that was agreed to');
 
-    for my $pid ($n->workers) {
-        my $c = connection_to($n, $pid);
-        until_true { told(ask($c, 'POST', '/', key => 'way' . ++$keys, body => 'b')->response) eq '200 NEW' };
-    }
+    each_uses_it();
 
     mkdir "$dir/alone", 0700;
     spew("$dir/alone/z.db");
