@@ -20,7 +20,6 @@
    built-in list of cookies.  It stays 1 until the first release. */
 
 #define NGX_IDEMPOTENCY_FINGERPRINT_VERSION  1
-#define NGX_IDEMPOTENCY_FINGERPRINT_OLDEST   NGX_IDEMPOTENCY_FINGERPRINT_VERSION
 
 /* versions of all other encodings, tokens above all: they never change */
 
