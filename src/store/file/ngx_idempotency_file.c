@@ -121,7 +121,6 @@ struct file_s {
     /* in this worker */
     file_work_t                *work;
     ngx_event_t                 late;
-    ngx_uint_t                  exiting;
     ngx_uint_t                  unwitnessed;
 
     /* lists to be read */
@@ -511,7 +510,6 @@ file_finish(ngx_idempotency_tier_t *tier)
     file_t  *file;
 
     file = (file_t *) tier;
-    file->exiting = 1;
 
     if (file->work == NULL) {
         return;
@@ -702,11 +700,11 @@ file_flush(ngx_idempotency_tier_t *tier, ngx_idempotency_batch_t *batch)
 
         if (ngx_idempotency_thread_post(work->flush.thread) == NGX_OK) {
 
-            tier->stuck = file->exiting
+            tier->stuck = tier->finished
                           && ngx_idempotency_thread_wait(work->flush.thread,
                                                          FILE_TERM) != NGX_OK;
 
-            return (file->exiting && !tier->stuck) ? NGX_OK : NGX_AGAIN;
+            return (tier->finished && !tier->stuck) ? NGX_OK : NGX_AGAIN;
         }
     }
 
@@ -875,7 +873,7 @@ file_flush_done(void *data)
         work->starts = 0;
         file_started(file);
 
-    } else if (!file->exiting) {
+    } else if (!file->tier.finished) {
         ngx_idempotency_tier_probe(&file->tier);
     }
 }
@@ -1180,7 +1178,7 @@ file_list(ngx_idempotency_tier_t *tier, ngx_idempotency_page_t *page)
 
     file = (file_t *) tier;
 
-    if (!file_up(tier) || file->exiting
+    if (!file_up(tier) || tier->finished
         || (file->work->maintain.thread->busy
             && ngx_current_msec - file->maintained > FILE_LATE))
     {
@@ -1421,7 +1419,7 @@ file_maintain_done(void *data)
     /* this thread has no file any more, and perhaps no request would notice */
 
     if (work->maintain.rc == NGX_ERROR && work->maintain.db == NULL
-        && !work->flush.thread->busy && !file->exiting)
+        && !work->flush.thread->busy && !file->tier.finished)
     {
         work->batch = NULL;
         (void) ngx_idempotency_thread_post(work->flush.thread);
@@ -1464,7 +1462,7 @@ file_late_handler(ngx_event_t *ev)
     work = file->work;
     sh = &file->tier.shm->sh->tier;
 
-    if (work == NULL || file->exiting || file->start.owners != -1) {
+    if (work == NULL || file->tier.finished || file->start.owners != -1) {
         return;
     }
 
