@@ -179,6 +179,17 @@ for my $limit (1, 7, 64, 1000) {
     is($twice, 0, '... once');
 }
 
+# the cluster is down, as those see it that are well: no list is better than half of one
+{
+    $nodes[1]->pause;
+    until_true { 2 == grep { $_->command('CLUSTER', 'INFO') =~ /^cluster_state:fail/m } @nodes[0, 2] };
+    $nodes[1]->resume;
+
+    my ($seen) = seen('tier=backing&limit=1000');
+
+    is(scalar(grep { !$seen->{$_} } keys %before), 0, 'a master was away: all are told, or nothing');
+}
+
 # a slot moves from the one to the other while it is asked for
 {
     my ($key) = grep { /:[\w-]{43}$/ } @{$nodes[0]->command('KEYS', '*')};

@@ -16,12 +16,20 @@ for i = 1, #found[2] do
 
     local is, bytes, answer = read('GETRANGE', key, 0, length - 1)
 
-    -- the key is moving to or from another node; or this is no master any more
+    if answer and answer.err then
 
-    if answer and answer.err and string.find(answer.err, 'non local')
-       and string.find(redis.call('INFO', 'replication'), 'role:slave')
-    then
-        return redis.error_reply('READONLY it is no master any more')
+        -- the cluster is down, as this node sees it
+
+        if not string.find(answer.err, 'non local') then
+            return answer
+        end
+
+        -- the key is moving to or from another node; or this is no master any
+        -- more
+
+        if string.find(redis.call('INFO', 'replication'), 'role:slave') then
+            return redis.error_reply('READONLY it is no master any more')
+        end
     end
 
     if is and is.state ~= 'F' then
