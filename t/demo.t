@@ -20,7 +20,7 @@ use lib "$FindBin::Bin/browser", "$FindBin::Bin/lib";
 use Browser;
 use Commands qw(slurp spew until_true);
 use HTTP::Tiny;
-use IO::Socket::INET;
+use Machine ();
 use POSIX qw(setpgid);
 use Test::More;
 
@@ -231,7 +231,7 @@ is(leftovers(), '', 'none of them leaves anything behind');
 
 
 {
-    my $port = IO::Socket::INET->new(Listen => 1, LocalAddr => '127.0.0.1')->sockport;
+    my $port = Machine::free_port();
     my $demo = start("$root/util/demo", '--port', $port);
 
     read_until($demo, qr{^    http://127\.0\.0\.1:$port/$}m);

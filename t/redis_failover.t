@@ -123,11 +123,10 @@ sub swallowed {
     my $master = Redis->new(%p, port => $port, conf => 'replica-announce-ip 127.0.0.1' . "\n"
                                                        . 'replica-announce-port ' . $between->port . "\n");
     my $replica = Redis->new(%p, conf => 'replicaof 127.0.0.1 ' . $between->port . "\n");
-    my @s = Redis->sentinels($master, 3, program => $program, port => $between->port);
 
     # however slow all this is, a master is dead when it is, and never else: not even
     # one that has just become it, to which a second is not much
-    $_->dead_after(3_600_000) for @s;
+    my @s = Redis->sentinels($master, 3, program => $program, port => $between->port, dead_after => 3_600_000);
 
     my $where = 'mode sentinel; master m; server ' . join(' ', map '127.0.0.1:' . $_->port, @s) . ';'
                 . ' timeout 4s; connect_timeout 4s;';

@@ -57,7 +57,7 @@ my $names = 0;
 
 sub name { return 'n' . ++$names . '-' . shift }
 
-sub order { my ($uri, @o) = @_; return $n->post($uri, body => 'b', @o) }
+sub order { my ($uri, @o) = @_; return $n->sure($uri, body => 'b', @o) }
 
 
 # Each way that it may go, and come again.
@@ -162,7 +162,7 @@ sub ask_of {
     my $body = $o->{bodies} ? $o->{bodies}[$again ? 1 : 0] : 'b';
     my @later = $again && $o->{later} ? (headers => $o->{later}) : ();
 
-    return $n->post($k->{uri}, key => $k->{key}, %$o, @later, body => $body);
+    return $n->sure($k->{uri}, key => $k->{key}, %$o, @later, body => $body);
 }
 
 
@@ -221,7 +221,7 @@ sub still_so {
         # what nobody bound is answered whoever asks
         next if $reason eq 'identity' && !grep /Cookie/, @{$o{headers} // []};
 
-        $r = $n->post($uri, key => $k->{key}, %o, @more);
+        $r = $n->sure($uri, key => $k->{key}, %o, @more);
         is(told($r) . ' ' . ($r->header('X-Reason') // ''), "409 CONFLICT $reason",
            "... bound: another $reason");
     }
@@ -258,7 +258,7 @@ for my $mode (qw(strict batched)) {
     }
 
     # all at once, of a worker each
-    my @two = map { my $r = $n->post('/x?id=none', key => 'none', body => 'b'); told($r) } 1, 2;
+    my @two = map { my $r = $n->sure('/x?id=none', key => 'none', body => 'b'); told($r) } 1, 2;
     is("@two", '200 NEW 200 REPLAYED', "$mode: a fresh one is one");
 }
 
@@ -281,12 +281,12 @@ for my $mode (qw(strict batched)) {
         $ways{$way}->();
 
         for (1, 2) {
-            my $r = $n->post($uri, @o);
+            my $r = $n->sure($uri, @o);
             is(told($r) . ' ' . problem($r), '409 IN_DOUBT in_doubt',
                "$name: what was pending is in doubt");
         }
 
-        is(told($n->post($uri, @o, body => 'c')), '409 CONFLICT', '... and bound');
+        is(told($n->sure($uri, @o, body => 'c')), '409 CONFLICT', '... and bound');
         is(executions($id), 1, '... executed once');
 
         my @again = $n->racing(sub { map $n->start('POST', $uri_r, @r), 1 .. 5 },
@@ -303,7 +303,7 @@ for my $mode (qw(strict batched)) {
         my ($new) = grep { told($_) eq '200 NEW' } @got;
 
         cmp_ok($new->header('X-Fence') // 0, '>', $before, '... with a higher fence');
-        is(told($n->post($uri_r, @r)), '200 REPLAYED', '... and this is recorded');
+        is(told($n->sure($uri_r, @r)), '200 REPLAYED', '... and this is recorded');
         $_->close for $c, $cr, @again;
     }
 
@@ -318,7 +318,7 @@ for my $mode (qw(strict batched)) {
     is(told($c->response), '200 NEW', "$mode: a stop waits for what is pending");
     ok(until_true { $n->gone }, '... and ends');
     $n->up;
-    is(told($n->post($uri, @o)), '200 REPLAYED', '... it is recorded');
+    is(told($n->sure($uri, @o)), '200 REPLAYED', '... it is recorded');
     is(executions($o[1]), 1, '... executed once');
     $c->close;
 }
@@ -626,12 +626,12 @@ for my $mode (qw(strict batched)) {
 
     my ($c, $uri, @o) = owner($m, name('other'), at => '/reject');
 
-    is(told($n->post($uri, @o)), '409 IN_PROGRESS', '... one knows what is pending in the other');
+    is(told($n->sure($uri, @o)), '409 IN_PROGRESS', '... one knows what is pending in the other');
 
     my $from = length $n->log;
 
     $m->down('KILL');
-    ok(until_true { told($n->post($uri, @o)) eq '409 IN_DOUBT' }, '... which dies: in doubt');
+    ok(until_true { told($n->sure($uri, @o)) eq '409 IN_DOUBT' }, '... which dies: in doubt');
     go($o[1]);
     is(executions($o[1]), 1, '... executed once');
     $c->close;
@@ -646,8 +646,8 @@ for my $mode (qw(strict batched)) {
     $m->up;
 
     my $id = name('newcomer');
-    is(told($m->post("/x?id=$id", key => $id, body => 'b')), '200 NEW', '... a newcomer, too, while it is stopped');
-    is(told($m->post("/x?id=$known", key => $known, body => 'b')), '200 REPLAYED', '... and knows all');
+    is(told($m->sure("/x?id=$id", key => $id, body => 'b')), '200 NEW', '... a newcomer, too, while it is stopped');
+    is(told($m->sure("/x?id=$known", key => $known, body => 'b')), '200 REPLAYED', '... and knows all');
     kill CONT => $n->alive;
     is(told(order("/x?id=$id", key => $id)), '200 REPLAYED', '... as does the other one then');
     is(executions($id), 1, '... executed once');
@@ -655,7 +655,7 @@ for my $mode (qw(strict batched)) {
     kill STOP => $n->alive;
     $n->strike('KILL');
     $id = name('heir');
-    ok(until_true { told($m->post("/x?id=$id", key => $id, body => 'b')) =~ /^200/ },
+    ok(until_true { told($m->sure("/x?id=$id", key => $id, body => 'b')) =~ /^200/ },
        "$mode: it goes on when the other is killed");
     is(executions($id), 1, '... executed once');
     $m->stop;
@@ -735,7 +735,7 @@ start_nginx('batched');
     $n->restart('QUIT', http => crowd($common =~ s/(idempotency_ignore_fields) csrf/$1 csrf other/r
                                      . 'idempotency_window 48h;'));
 
-    my $r = $n->post("/x?id=$ids[0]", key => $ids[0], body => 'c');
+    my $r = $n->sure("/x?id=$ids[0]", key => $ids[0], body => 'c');
     is(told($r) . ' ' . $r->header('X-Reason'), '409 CONFLICT body,settings',
        'a conflict after settings were changed says so');
     is(told(order("/x?id=$ids[0]", key => $ids[0])), '200 REPLAYED', '... the same request is one');

@@ -13,7 +13,8 @@ package Redis;
 #       $r->kill, $r->start      as a crash, and anew, where it was
 #       $r->pause, $r->resume    it stands still
 #       $r->info('field')
-#       my @s = Redis->sentinels($master, 3, name => 'm');  $s->hasten (after a start)
+#       my @s = Redis->sentinels($master, 3);               $s->hasten (after a start)
+#           dead_after => 1000: so many ms, from when they know each other; $s->dead_after
 #       $r->leads($other, @s)    waits until it is the master of m, and the other one,
 #                                if that lives, its replica, as all of these say
 #       my @n = Redis->cluster(6);          three masters, then their replicas
@@ -189,10 +190,9 @@ sub info {
 sub sentinels {
     my ($class, $master, $n, %o) = @_;
 
-    my $name = $o{name} // 'm';
-    my $conf = "sentinel monitor $name 127.0.0.1 " . ($o{port} // $master->port) . ' ' . (int($n / 2) + 1) . "\n"
-               . "sentinel down-after-milliseconds $name 1000\n"
-               . "sentinel failover-timeout $name 4000\n";
+    my $conf = 'sentinel monitor m 127.0.0.1 ' . ($o{port} // $master->port) . ' ' . (int($n / 2) + 1) . "\n"
+               . "sentinel down-after-milliseconds m 3600000\n"
+               . "sentinel failover-timeout m 4000\n";
 
     my @s = map { $class->new(conf => $conf, tls => $o{tls}, program => $o{program}, args => ['--sentinel', @{$o{args} // []}]) } 1 .. $n;
 
@@ -201,10 +201,12 @@ sub sentinels {
     # until then they would not agree
     for my $s (@s) {
         until_true {
-            my %m = @{$s->command('SENTINEL', 'MASTER', $name)};
+            my %m = @{$s->command('SENTINEL', 'MASTER', 'm')};
             $m{'num-other-sentinels'} == $n - 1 && $m{'num-slaves'} == ($o{replicas} // 1);
         } patience() or die 'no sentinels: ' . $s->log;
     }
+
+    $_->dead_after($o{dead_after} // 1000) for @s;
 
     return @s;
 }

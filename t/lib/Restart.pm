@@ -14,6 +14,8 @@ package Restart;
 #    $n->restart(SIGNAL, %o)      both
 #    $n->upgrade                  USR2: a second master beside the first, which is
 #                                 $n->{older} then; $n->pid is the new one
+#    $n->sure(URI, ...)           as post, and once more while that is told 503: who stands
+#                                 still has a disk that is out of reach for a moment
 #    $n->retire(SIGNAL)           ends the older one; $n->withdraw(SIGNAL) the newer
 #    with_state(MODE, more)       the text of a zone z with a file, of one of the
 #                                 modes; '' as mode: without. more: such as "size=1m"
@@ -350,6 +352,16 @@ sub restart {
     $self->down($signal);
 
     return $self->up(%o);
+}
+
+
+sub sure {
+    my ($self, @request) = @_;
+    my $r;
+
+    Idempotency::until_true(sub { ($r = $self->post(@request))->{status} != 503 });
+
+    return $r;
 }
 
 
