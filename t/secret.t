@@ -639,7 +639,7 @@ if (!Redis->programs) {
 
         return (server => $server, zone => 0, http => join "\n",
                 defined $secret ? 'idempotency_secret ' . file($secret) . ';' : (),
-                'idempotency_redis r { server unix:' . $redis->path . '; '
+                'idempotency_redis r { timeout 20s; connect_timeout 20s; server unix:' . $redis->path . '; '
                 . "prefix $prefix; }",
                 'idempotency_zone zone=z:16m redis=r;');
     };
