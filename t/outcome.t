@@ -307,12 +307,14 @@ error_page 502 = @busy;
 
 location / { proxy_pass http://$http_x_to; }
 location /retry { idempotency_in_doubt retry; proxy_pass http://$http_x_to; }
+location /says { error_page 502 = @says; proxy_pass http://$http_x_to; }
 location @busy { rewrite ^ /busy?status=429? break; proxy_pass http://backend; }
---- request eval: twice('POST /?close=1', 'POST /retry?close=1', 'POST /?refused=1')
---- more_headers eval: [('X-To: backend') x 4, ("X-To: $ENV{TEST_NGINX_DEAD}") x 2]
---- error_code: 429
---- idempotency_status: NEW REPLAYED NEW NEW NEW NEW
---- executions: 8
+location @says { rewrite ^ /says?h=X-Accel-Idempotency:release? break; proxy_pass http://backend; }
+--- request eval: twice('POST /?close=1', 'POST /says?close=1', 'POST /retry?close=1', 'POST /?refused=1')
+--- more_headers eval: [('X-To: backend') x 6, ("X-To: $ENV{TEST_NGINX_DEAD}") x 2]
+--- error_code: 429 429 200 200 429 429 429 429
+--- idempotency_status: NEW REPLAYED NEW REPLAYED NEW NEW NEW NEW
+--- executions: 10
 
 === TEST 22: a content handler of another kind is asked, too, first or last; a page is not
 --- skip_eval: 1: !$::lua || !$::ndk

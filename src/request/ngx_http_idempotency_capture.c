@@ -957,9 +957,11 @@ ngx_http_idempotency_outcome(ngx_http_request_t *r,
             ctx->capture.status = ctx->capture.executed;
         }
 
-    } else if ((ctx->capture.doubt && (facts & (fact_no_answer|fact_unkept)))
+    } else if ((ctx->capture.doubt
+                && (facts & (fact_says_release|fact_no_answer|fact_unkept)))
                || (ctx->capture.delegated && (facts & fact_no_answer)))
     {
+        facts &= ~fact_says_release;
         facts |= fact_no_answer|fact_sent;
     }
 
