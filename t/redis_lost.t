@@ -25,6 +25,7 @@ my $server = <<'EOC';
     location / { idempotency zone=z; proxy_pass http://$TEST_NGINX_BACKEND; }
     location /local { idempotency zone=z; idempotency_unavailable local; proxy_pass http://$TEST_NGINX_BACKEND; }
     location /pass { idempotency zone=z; idempotency_unavailable pass; proxy_pass http://$TEST_NGINX_BACKEND; }
+    location /off { proxy_pass http://$TEST_NGINX_BACKEND; }
     location /api/ { idempotency_api write=on; }
 EOC
 
@@ -307,6 +308,29 @@ for my $program (@programs) {
     agrees('a state that was set back', $a);
     follows('a state that was set back', $b);
     end();
+}
+
+# a worker that a reload has left behind leaves that to another one
+
+{
+    my $redis = Redis->new(@keeps);
+    my $n = nginx(conf('server 127.0.0.1:' . $redis->port . ';'), workers => 1);
+    my $beat = sub { (split / /, $redis->command('GET', 'idem:z:stamp') // '')[4] // 0 };
+
+    ok((until_true { new_at($n) eq '200 NEW' && $beat->() }), 'one worker');
+
+    my ($old) = $n->workers;
+    my $long = $n->start('GET', '/off?id=long&gate=1');
+    held('long');
+    ok($n->reload, '... stays behind a reload, for somebody who is not protected');
+
+    my $then = $beat->();
+    ok((until_true { $beat->() > $then + 3000 }), '... and the stamp goes on');
+    ok(kill(0, $old), '... all the while');
+    go('long');
+    is($long->response->{status}, 200, '... until it is done');
+    until_true { !kill(0, $old) };
+    $n->stop;
 }
 
 # ... by less: it is said, and used

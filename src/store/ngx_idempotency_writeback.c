@@ -1424,25 +1424,29 @@ tier_watch_handler(ngx_event_t *ev)
 
 
 /* True if this worker is the one of the zone that watches the backing: a worker
-   that has the backing, as soon as there is one. */
+   that has the backing, as soon as there is one, and none that quits, as long as
+   others serve. */
 
 static ngx_uint_t
 tier_watches(ngx_idempotency_tier_t *tier)
 {
     ngx_uint_t                  mine;
     ngx_idempotency_process_t  *self, *watcher;
+    ngx_idempotency_tier_sh_t  *sh;
 
     if (ngx_idempotency_shm_lock(tier->shm) != NGX_OK) {
         return 0;
     }
 
+    sh = &tier->shm->sh->tier;
     self = ngx_idempotency_process_self();
-    watcher = &tier->shm->sh->tier.watcher;
+    watcher = &sh->watcher;
 
     mine = ngx_idempotency_process_is(watcher, self);
 
-    if (tier->nbatches == 0 && !ngx_idempotency_tier_shared(tier)
-        && tier->shm->sh->tier.instance)
+    if ((tier->quit && ngx_idempotency_workers_others(&sh->serving, 0))
+        || (tier->nbatches == 0 && !ngx_idempotency_tier_shared(tier)
+            && sh->instance))
     {
         if (mine) {
             watcher->pid = 0;
