@@ -444,6 +444,42 @@ for my $mode (qw(strict batched)) {
 }
 
 
+# --- a quota ------------------------------------------------------------------------
+
+# The file is asked for each token that memory does not know. What is beyond the
+# quota leaves nothing there that would drive out what is within.
+
+$dir = File::Temp->newdir('outage-XXXXXX', TMPDIR => 1);
+chmod 0755, $dir;
+$n->stop;
+$n = outliving(workers => 2, zone => 0, allow => qr/state file/,
+               http => with_state('batched', path => "$dir/z.db", size => '128k') . crowd(<<'EOC'));
+    idempotency zone=z;
+    idempotency_max_response 1k;
+    idempotency_quota 2 $http_x_user;
+    location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC
+
+{
+    my $c = $n->connect;
+    my $one = sub {
+        my ($id, $user) = @_;
+        return told(ask($c, 'POST', "/x?id=$id", key => $id, body => 'b', headers => ["X-User: $user"])->response);
+    };
+
+    my ($own, $other) = (name('own'), name('other'));
+
+    is($one->($own, 'a') . ', ' . $one->($other, 'b'), '200 NEW, 200 NEW', 'a quota: one each');
+
+    my %told;
+    $told{$one->(name('many'), 'a')}++ for 1 .. 700;
+
+    is_deeply(\%told, {'200 NEW' => 1, '429 LIMITED' => 699}, '... many beyond it: none of them is executed');
+    is($one->($own, 'a') . ', ' . $one->($other, 'b') . ', ' . $one->(name('third'), 'b'),
+       '200 REPLAYED, 200 REPLAYED, 200 NEW', '... and nobody else notices');
+}
+
+
 # --- one that stands still -------------------------------------------------------
 
 # Who was stopped before a commit has the lock of those who commit (the first byte

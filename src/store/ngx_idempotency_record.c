@@ -1179,8 +1179,9 @@ ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 
 /*
  * An evicted response leaves its token bound.  A record that the backing has
- * may leave as a whole: first the oldest with a response, then the oldest of
- * each window.
+ * may leave as a whole: first the oldest negative entry, so that what is beyond
+ * its quota drives out nothing that counts; then the oldest with a response;
+ * then the oldest of each window.
  */
 
 static ngx_uint_t
@@ -1201,8 +1202,10 @@ evict_some(ngx_idempotency_shm_t *shm)
         return 1;
     }
 
-    if (evict_first(shm, &shm->sh->kept,
-                    offsetof(ngx_idempotency_record_t, queue)))
+    if (evict_first(shm, &shm->sh->leftovers.records,
+                    offsetof(ngx_idempotency_record_t, as.bound.expiry))
+        || evict_first(shm, &shm->sh->kept,
+                       offsetof(ngx_idempotency_record_t, queue)))
     {
         return 1;
     }

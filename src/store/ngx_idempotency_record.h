@@ -271,8 +271,7 @@ struct ngx_idempotency_record_s {
 /* can't be evicted: the backing lacks it */
 
 #define ngx_idempotency_record_stays(rec)                                    \
-    ((rec)->local || (rec)->flush != NGX_IDEMPOTENCY_FLUSHED                 \
-     || ngx_idempotency_record_negative(rec))
+    ((rec)->local || (rec)->flush != NGX_IDEMPOTENCY_FLUSHED)
 
 
 /* all of this with the lock held */
