@@ -387,6 +387,22 @@ my ($a, $b) = map over($redis, workers => $_), 2, 1;
     is(told(at($b, 'foreign', at => '/local')), '503 UNAVAILABLE', '... by local, either');
     cmp_ok($calls->() - $asked, '<', 1000, '... who asks once');
     is(executions('foreign'), 1, '... not executed');
+
+    # what never ends for the scripts, which read no signs, and has ended for us
+
+    @before = keys_of();
+    at($a, 'endless');
+    ($key) = grep { my $k = $_; !grep { $_ eq $k } @before } keys_of();
+
+    my $record = $redis->command('GET', $key);
+    substr $record, 44, 8, "\xff" x 8;
+    $redis->command('SET', $key, $record);
+    $asked = $calls->();
+
+    is(told(at($b, 'endless')), '503 UNAVAILABLE', 'a record that ended before 1970');
+    cmp_ok($calls->() - $asked, '<', 1000, '... who asks once');
+    is(executions('endless'), 1, '... not executed');
+    $redis->command('DEL', $key);
 }
 
 # by hand, at one of them

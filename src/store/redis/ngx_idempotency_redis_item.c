@@ -41,6 +41,7 @@ typedef struct {
 #define HEAD_STATE     2
 #define HEAD_SEQUENCE  12
 #define HEAD_LEASE     28
+#define HEAD_ENDS      44
 #define HEAD_STATUS    60
 
 static const head_field_t  head_fields[] = {
@@ -49,7 +50,7 @@ static const head_field_t  head_fields[] = {
     head_number(HEAD_SEQUENCE, 8, sequence),
     head_number(20, 8, fence),
     head_number(36, 8, recorded),
-    head_number(44, 8, ends),
+    head_number(HEAD_ENDS, 8, ends),
     head_number(52, 8, window),
     head_number(HEAD_STATUS, 4, status),
     head_number(64, 4, replays),
@@ -455,6 +456,12 @@ item_record(ngx_idempotency_item_t *item, ngx_str_t *record, int64_t there,
         if (i + 1 == sizeof(head_states)) {
             return NGX_DECLINED;
         }
+    }
+
+    /* the scripts read no signs: this never ends there, and has ended here */
+
+    if ((int64_t) head_get(head + HEAD_ENDS, 8) < 0) {
+        return NGX_DECLINED;
     }
 
     item->outcome = i;
