@@ -95,7 +95,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 }
 
 
-/* or one that has a quote or an escape */
+/* or one that has a quote, an escape or an asterisk */
 
 static ngx_uint_t
 two_names(const uint8_t *data, size_t size)
@@ -109,7 +109,8 @@ two_names(const uint8_t *data, size_t size)
         n += (strncasecmp((char *) data + i, "name", 4) == 0);
     }
 
-    return n > 1 || memchr(data, '\'', size) || memchr(data, '\\', size);
+    return n > 1 || memchr(data, '\'', size) || memchr(data, '\\', size)
+           || memchr(data, '*', size);
 }
 
 

@@ -81,6 +81,7 @@ digest(headers_t *headers, u_char *result)
     ngx_memzero(&keys, sizeof(ngx_array_t));
 
     r.http_connection = &hc;
+    r.main = &r;
     r.headers_in.headers.part.elts = headers->lines;
     r.headers_in.headers.part.nelts = headers->n;
     conf.keys = &keys;
