@@ -198,3 +198,25 @@ with(map { my $key = "the-key-$_"; ($key, $key, $key, '', "\"$key", "$key-s", "$
 --- grep_error_log_out eval
 CORE::join '', map { "[$_]\n" x 7 } qw(notice info notice warn error)
 --- no_error_log: the-key
+
+=== TEST 10: a map's regular expression in our strings leaves a location's captures alone
+--- http_config
+map $http_x_user $user { ~^(u)(.*)$ $2; }
+map $http_x_user $week { default 1h; ~^u 7d; }
+--- config
+idempotency zone=z;
+idempotency_key $arg_key;
+
+location ~ ^/bypass/(.*) { idempotency_bypass $user; proxy_pass http://backend/?id=$1; }
+location ~ ^/key/(.*) { idempotency_key $arg_no$user; proxy_pass http://backend/?id=$1; }
+location ~ ^/identity/(.*) { idempotency_identity $user; proxy_pass http://backend/?id=$1; }
+location ~ ^/scope/(.*) { idempotency_scope $user; proxy_pass http://backend/?id=$1; }
+location ~ ^/bind/(.*) { idempotency_bind $user; proxy_pass http://backend/?id=$1; }
+location ~ ^/window/(.*) { idempotency_window $week; proxy_pass http://backend/?id=$1; }
+location ~ ^/quota/(.*) { idempotency_quota 9 $user; proxy_pass http://backend/?id=$1; }
+location ~ ^/captured/(.*) { idempotency_bypass $user; idempotency_key $1; proxy_pass http://backend/?id=$1; }
+--- request eval
+[ map { ("POST /$_/order-$_?key=$_\nb") x 2 } qw(bypass key identity scope bind window quota captured) ]
+--- more_headers: X-User: u0
+--- idempotency_status eval: 'NEW REPLAYED ' x 8
+--- response_body_like eval: [ map { (" id=order-$_\\n") x 2 } qw(bypass key identity scope bind window quota captured) ]

@@ -131,6 +131,8 @@ static ngx_int_t access_run(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, access_event_e event);
 static ngx_int_t access_look(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
+static ngx_uint_t access_bypassed(ngx_http_request_t *r,
+    ngx_array_t *strings);
 static void access_judge(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx);
 static ngx_int_t access_read(ngx_http_request_t *r,
@@ -444,7 +446,7 @@ access_run(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 static ngx_int_t
 access_look(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 {
-    if (ngx_http_test_predicates(r, ctx->conf->bypass) == NGX_DECLINED) {
+    if (ctx->conf->bypass && access_bypassed(r, ctx->conf->bypass)) {
         ctx->verdict = NGX_HTTP_IDEMPOTENCY_STATUS_BYPASS;
         ctx->state = NGX_HTTP_IDEMPOTENCY_STATE_JUDGED;
         return NGX_OK;
@@ -460,6 +462,31 @@ access_look(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
     }
 
     return NGX_OK;
+}
+
+
+/* as proxy_cache_bypass has it */
+
+static ngx_uint_t
+access_bypassed(ngx_http_request_t *r, ngx_array_t *strings)
+{
+    ngx_str_t                  text;
+    ngx_uint_t                 i;
+    ngx_http_complex_value_t  *cv;
+
+    for (i = 0; i < strings->nelts; i++) {
+
+        cv = (ngx_http_complex_value_t *) strings->elts + i;
+
+        if (ngx_http_idempotency_string(r, cv, &text) == NGX_OK
+            && text.len
+            && (text.len > 1 || text.data[0] != '0'))
+        {
+            return 1;
+        }
+    }
+
+    return 0;
 }
 
 

@@ -1229,7 +1229,7 @@ ngx_int_t
 ngx_http_idempotency_value(ngx_http_request_t *r,
     ngx_http_idempotency_value_t *value, ngx_str_t *text)
 {
-    if (ngx_http_complex_value(r, &value->script, text) != NGX_OK) {
+    if (ngx_http_idempotency_string(r, &value->script, text) != NGX_OK) {
         return NGX_ERROR;
     }
 
@@ -1238,6 +1238,45 @@ ngx_http_idempotency_value(ngx_http_request_t *r,
     }
 
     return NGX_OK;
+}
+
+
+/* A map's regular expression replaces the request's captures, with which the
+   location may yet name what to execute: they stay those of the location. */
+
+ngx_int_t
+ngx_http_idempotency_string(ngx_http_request_t *r,
+    ngx_http_complex_value_t *cv, ngx_str_t *text)
+{
+#if (NGX_PCRE)
+
+    int         *captures;
+    u_char      *data;
+    ngx_int_t    rc;
+    ngx_uint_t   n;
+
+    if (r->ncaptures) {
+
+        captures = r->captures;
+        data = r->captures_data;
+        n = r->ncaptures;
+
+        r->realloc_captures = 1;
+
+        rc = ngx_http_complex_value(r, cv, text);
+
+        r->captures = captures;
+        r->captures_data = data;
+        r->ncaptures = n;
+
+        r->realloc_captures = 1;
+
+        return rc;
+    }
+
+#endif
+
+    return ngx_http_complex_value(r, cv, text);
 }
 
 

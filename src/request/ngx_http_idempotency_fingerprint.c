@@ -321,7 +321,7 @@ digest_fingerprint(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx)
 
     for (i = 0; i < n; i++) {
 
-        if (ngx_http_complex_value(r, &cv[i], &value) != NGX_OK) {
+        if (ngx_http_idempotency_string(r, &cv[i], &value) != NGX_OK) {
             return NGX_ERROR;
         }
 
@@ -411,7 +411,7 @@ scope_value(ngx_http_request_t *r, ngx_http_idempotency_loc_conf_t *conf,
     ngx_http_core_srv_conf_t  *cscf;
 
     if (conf->scope) {
-        return ngx_http_complex_value(r, conf->scope, scope);
+        return ngx_http_idempotency_string(r, conf->scope, scope);
     }
 
     cscf = ngx_http_get_module_srv_conf(r, ngx_http_core_module);

@@ -33,6 +33,8 @@ ngx_http_idempotency_status_e ngx_http_idempotency_key_parse(
     ngx_str_t *key, uint64_t *made);
 ngx_int_t ngx_http_idempotency_value(ngx_http_request_t *r,
     ngx_http_idempotency_value_t *value, ngx_str_t *text);
+ngx_int_t ngx_http_idempotency_string(ngx_http_request_t *r,
+    ngx_http_complex_value_t *cv, ngx_str_t *text);
 uint64_t ngx_http_idempotency_wall_clock(void);
 
 ngx_uint_t ngx_http_idempotency_dav_methods(ngx_http_request_t *r);
