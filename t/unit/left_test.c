@@ -191,39 +191,31 @@ unit_case("nothing is left: one of them claims")
 }
 
 
-/* the released record's own slot is enough */
+/* no quota counts it, so it must not keep others out */
 
-unit_case("left where the released record was")
+unit_case("what is left leaves room for a new token")
 {
-    void       *slots[64];
-    ngx_uint_t  n;
+    op_t  fresh;
 
     open_zone(64);
-    owner(&op, 4000, WAITERS);
-    zone_occupy(&zone, 0);
+    zone_occupy(&zone, 12);
 
-    n = 0;
-
-    do {
-        slots[n] = ngx_slab_alloc_locked(zone.shm.shpool,
-                                         sizeof(ngx_idempotency_record_t));
-    } while (slots[n++]);
-
-    zone_vacate(&zone);
-    zone_occupy(&zone, 1);
-
+    owner(&op, 5 * PAGE, 1);
     check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
-    wake(WAITERS);
+    wake(1);
 
-    for (n--; n; n--) {
-        ngx_slab_free_locked(zone.shm.shpool, slots[n - 1]);
-    }
+    op_init(&fresh, 2, 2, 100);
+    fresh.reserve = 8 * PAGE;
+    check_equal(op_claim(&zone, &fresh), NGX_IDEMPOTENCY_CLAIMED);
 
+    /* nothing was left, and who waited is the next owner */
+
+    op_init(&op, 1, 1, 100);
+    check_equal(op_claim(&zone, &waiters[0]), NGX_IDEMPOTENCY_CLAIMED);
+
+    check_equal(op_release(&zone, &fresh), NGX_IDEMPOTENCY_OK);
+    forget(1, 100);
     zone_vacate(&zone);
-
-    served(&waiters[0], 4000);
-    served(&waiters[WAITERS - 1], 4000);
-
     close_later(100);
 }
 

@@ -1046,7 +1046,7 @@ step_release(void)
     claim_t    *c;
     token_t    *t;
     uint64_t    seed;
-    ngx_uint_t  result, pfree, leave;
+    ngx_uint_t  result, pfree, limit, leave;
 
     c = some_claim();
     if (c == NULL) {
@@ -1068,6 +1068,8 @@ step_release(void)
              && t->outcome == NGX_IDEMPOTENCY_PENDING
              && (t->waiting.bits[0] | t->waiting.bits[1]));
 
+    limit = (zone.shm.shpool->end - zone.shm.shpool->start) / ngx_pagesize / 8;
+
     double_become(c->slot);
     pfree = zone.shm.shpool->pfree;
     result = op_release(&zone, &op);
@@ -1077,7 +1079,8 @@ step_release(void)
 
     if (leave) {
         remember_left(c, &op, size, seed,
-                      pfree < ngx_idempotency_chunks_pages(size) + t->taken);
+                      pfree < ngx_idempotency_chunks_pages(size) + limit
+                              + t->taken);
     }
 
     if (!owns(c) || unheard(t, result)) {
