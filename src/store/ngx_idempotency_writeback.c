@@ -60,7 +60,8 @@
  * ALL: how long other workers take to notice that they quit, too.  COME: how
  * long the workers of a reload take to start.  QUIT: how long it stays at most,
  * without worker_shutdown_timeout.  TERM: how long it tries if it has to end at
- * once; TURN: how often it looks then.
+ * once, for all zones together; LEAST: for each one at least; TURN: how often it
+ * looks then.
  */
 
 #define NGX_IDEMPOTENCY_TIER_STAY       50
@@ -68,6 +69,7 @@
 #define NGX_IDEMPOTENCY_TIER_COME       5000
 #define NGX_IDEMPOTENCY_TIER_QUIT       30000
 #define NGX_IDEMPOTENCY_TIER_TERM       500
+#define NGX_IDEMPOTENCY_TIER_LEAST      100
 #define NGX_IDEMPOTENCY_TIER_TURN       5
 
 /* how often a worker looks which leases to renew */
@@ -2023,19 +2025,25 @@ ngx_idempotency_tier_flush(ngx_idempotency_shm_t *shm)
 }
 
 
-/* all zones of a process together have TERM milliseconds */
+/* a zone whose backing fails may have used up the time of all zones */
 
 static void
 tier_flush_last(ngx_idempotency_tier_t *tier)
 {
+    ngx_msec_t          least;
     ngx_uint_t          first;
     queue_sum_t         sum;
     ngx_msec_int_t      left;
 
     static ngx_msec_t   end;
 
+    least = ngx_current_msec + NGX_IDEMPOTENCY_TIER_LEAST;
+
     if (end == 0) {
         end = ngx_current_msec + NGX_IDEMPOTENCY_TIER_TERM;
+
+    } else if ((ngx_msec_int_t) (end - least) < 0) {
+        end = least;
     }
 
     for (first = 1; /* void */ ; first = 0) {
