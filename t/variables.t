@@ -220,3 +220,18 @@ location ~ ^/captured/(.*) { idempotency_bypass $user; idempotency_key $1; proxy
 --- more_headers: X-User: u0
 --- idempotency_status eval: 'NEW REPLAYED ' x 8
 --- response_body_like eval: [ map { (" id=order-$_\\n") x 2 } qw(bypass key identity scope bind window quota captured) ]
+
+=== TEST 11: nor does one that does not match, in them or behind them
+--- http_config
+map $http_x_user $user { ~^(x)(.*)$ $2; }
+map $http_x_user $pool { default backend; ~^(x)$ $1; }
+--- config
+idempotency zone=z;
+
+location ~ ^/key/(.*) { idempotency_key $user$1; proxy_pass http://$pool/?id=$1; }
+location ~ ^/bind/(.*) { idempotency_key $arg_key; idempotency_bind $user$1; proxy_pass http://$pool/?id=$1; }
+--- request eval
+[ map { ("POST /$_/order-$_?key=$_\nb") x 2 } qw(key bind) ]
+--- more_headers: X-User: u0
+--- idempotency_status eval: 'NEW REPLAYED ' x 2
+--- response_body_like eval: [ map { (" id=order-$_\\n") x 2 } qw(key bind) ]

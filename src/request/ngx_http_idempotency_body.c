@@ -1255,21 +1255,24 @@ ngx_http_idempotency_string(ngx_http_request_t *r,
     ngx_int_t    rc;
     ngx_uint_t   n;
 
-    if (r->ncaptures) {
+    if (r->ncaptures && cv->lengths) {
 
-        captures = r->captures;
+        captures = ngx_palloc(r->pool, r->ncaptures * sizeof(int));
+        if (captures == NULL) {
+            return NGX_ERROR;
+        }
+
         data = r->captures_data;
         n = r->ncaptures;
-
-        r->realloc_captures = 1;
+        ngx_memcpy(captures, r->captures, n * sizeof(int));
 
         rc = ngx_http_complex_value(r, cv, text);
 
-        r->captures = captures;
-        r->captures_data = data;
-        r->ncaptures = n;
-
-        r->realloc_captures = 1;
+        if (r->captures) {
+            ngx_memcpy(r->captures, captures, n * sizeof(int));
+            r->captures_data = data;
+            r->ncaptures = n;
+        }
 
         return rc;
     }
