@@ -20,6 +20,7 @@ my @programs = Redis->programs or plan(skip_all => 'no redis-server');
 
 subtest 'sentinels' => sub { sentinels(program => $programs[0]) };
 subtest 'a cluster' => sub { cluster(program => $programs[-1]) };
+subtest 'nginx quits, and its master dies' => sub { quits(program => $programs[0]) };
 subtest "$_: a replica that is told nothing" => sub { swallowed($_) } for @programs;
 subtest 'one master of three is dead' => sub { parted($programs[0]) };
 subtest 'a replica stands still' => sub { still($programs[0]) };
@@ -108,6 +109,53 @@ EOC
     is(scalar(grep executions($_) != 1, @ids), 0, '... each executed once');
 
     $_->stop for @nginx;
+}
+
+
+# A worker that quits has closed what it did not need, and has to find the new master.
+
+sub quits {
+    my %p = (@_, args => ['--appendonly', 'yes', '--repl-diskless-sync-delay', 0]);
+
+    my $master = Redis->new(%p);
+    my $replica = Redis->new(%p, args => [@{$p{args}}, '--replicaof', '127.0.0.1', $master->port]);
+    my @s = Redis->sentinels($master, 3, program => $p{program});
+    my $servers = join ' ', map '127.0.0.1:' . $_->port, @s;
+
+    my ($a, $b) = map nginx(workers => 1, zone => 0, allow => qr/redis "r"|idempotency_redis/, http => <<"EOC",
+        idempotency_redis r { mode sentinel; master m; server $servers; }
+        idempotency_zone zone=z:4m redis=r;
+EOC
+        server => <<'EOC'), 1, 2;
+        add_header X-Status $idempotency_status always;
+        idempotency zone=z;
+        idempotency_lease 1h;
+        idempotency_wait_timeout 10m;
+        proxy_read_timeout 10m;
+        location / { proxy_pass http://$TEST_NGINX_BACKEND; }
+EOC
+
+    for my $n ($a, $b) {
+        until_true { $n->post('/?id=well', key => 'well')->{status} == 200 };
+    }
+
+    my $owner = $a->start('POST', '/?id=quits&gate=1', key => 'quits');
+    held('quits');
+    until_true { $replica->command('DBSIZE') == $master->command('DBSIZE') };
+
+    $a->signal('QUIT');
+    ok((until_true { $a->log =~ /gracefully shutting down/ }), 'nginx quits while it executes');
+    $master->kill;
+    ok((until_true { $replica->info('role') eq 'master' }), '... and another one becomes the master');
+    go('quits');
+    is(told($owner->response), '200 NEW', '... then it has executed');
+
+    my $told;
+    until_true { ($told = told($b->post('/?id=quits&gate=1', key => 'quits', timeout => 60))) ne '503 UNAVAILABLE' };
+    like($told, qr/^200 (?:WAITED|REPLAYED)$/, '... and the new master was told');
+    is(executions('quits'), 1, '... executed once');
+
+    $_->stop for $a, $b;
 }
 
 

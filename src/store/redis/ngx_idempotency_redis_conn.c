@@ -428,11 +428,13 @@ conn_timer(ngx_event_t *ev)
 void
 ngx_idempotency_redis_conn_reap(redis_conn_t *conn)
 {
-    if (conn->c == NULL) {
+    /* an exiting worker, too, has to hear which server is the master now */
+
+    if (conn->c == NULL || conn->ndue) {
         return;
     }
 
-    if (conn->retire && conn->ndue == 0) {
+    if (conn->retire) {
         ngx_idempotency_redis_conn_lose(conn, NGX_IDEMPOTENCY_REDIS_AWAY,
                                         "it is not the master");
         return;
