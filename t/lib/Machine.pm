@@ -47,6 +47,10 @@ END {
     if ($$ == $owner) {
         local $?;
 
+        # the number of one that has ended may be another process' by now
+
+        @children = grep { waitpid($_, POSIX::WNOHANG()) == 0 } @children;
+
         kill KILL => @children;
         waitpid $_, 0 for @children;
     }
