@@ -1215,20 +1215,27 @@ stamp_beat_with(redis_zone_t *redis, ngx_idempotency_redis_call_t *call,
 static void
 stamp_beat(stamp_beat_t *beat, ngx_uint_t n, ngx_msec_t deadline)
 {
-    redis_zone_t  *redis;
+    redis_zone_t               *redis;
+    ngx_idempotency_tier_sh_t  *sh;
 
     if (beat->busy) {
         return;
     }
 
     redis = beat->stamp->mark->data;
+    sh = &redis->tier.shm->sh->tier;
 
     stamp_ask(beat->stamp, &beat->question);
+
+    /* what is right may be wrong by the time that it is asked: nobody has
+       agreed to that */
 
     if (beat->call.durable) {
         ngx_str_set(&beat->question.args[4], "w");
 
-    } else if (redis->tier.shm->sh->tier.agreed) {
+    } else if (sh->agreed
+               && sh->stamps[beat->stamp - redis->mark.stamps].since)
+    {
         ngx_str_set(&beat->question.args[4], "a");
     }
 
