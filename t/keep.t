@@ -431,18 +431,18 @@ map $http_idempotency_key $mapped {
 --- idempotency_status: NEW
 --- executions: 30
 
-=== TEST 28: ... in multipart as well; all else binds: a field of JSON, the header, also through a map or beside an empty field
+=== TEST 28: ... in multipart as well; all else binds: a field of JSON, the header, also through a map (even if the form has the field), or beside an empty field
 --- request eval
 [map({ ("POST /field?status=422&a=$_->[0]\n$_->[1]") x 2 }
      ['part', "--b\r\nContent-Disposition: form-data; name=submission\r\n\r\npart\r\n--b--\r\n"],
      ['json', '{"submission":"json"}'], ['head', 'x=1']),
- map({ ("POST /$_?status=402\nsubmission=&x=$_") x 2 } qw(mapped joined)),
+ map({ ("POST /$_->[0]?status=402\nsubmission=$_->[1]&x=$_->[0]") x 2 } ['mapped', ''], ['mapped', 'other'], ['joined', '']),
  map { ("POST /$_\nsubmission=$_") x 2 } 'content?status=500', 'field?status=500', 'content?status=303',
        'named?status=422', 'named?status=404', 'all?status=404']
 --- more_headers eval
 my $form = 'Content-Type: application/x-www-form-urlencoded';
 [('Content-Type: multipart/form-data; boundary=b') x 2, ('Content-Type: application/json') x 2,
  ("$form\nIdempotency-Key: head") x 2, ("$form\nIdempotency-Key: mapped") x 2,
- ("$form\nIdempotency-Key: joined") x 2, ($form) x 12]
---- error_code: 422 422 422 422 422 422 402 402 402 402 500 500 500 500 303 303 422 422 404 404 404 404
---- idempotency_status eval: 'NEW NEW ' . 'NEW REPLAYED ' x 8 . 'NEW NEW NEW REPLAYED'
+ ("$form\nIdempotency-Key: mapped, too") x 2, ("$form\nIdempotency-Key: joined") x 2, ($form) x 12]
+--- error_code: 422 422 422 422 422 422 402 402 402 402 402 402 500 500 500 500 303 303 422 422 404 404 404 404
+--- idempotency_status eval: 'NEW NEW ' . 'NEW REPLAYED ' x 9 . 'NEW NEW NEW REPLAYED'

@@ -63,7 +63,7 @@ static ngx_int_t field_scan(ngx_http_request_t *r, ngx_str_t *name,
 static ngx_uint_t key_unread(ngx_http_request_t *r,
     ngx_http_idempotency_ctx_t *ctx, ngx_http_idempotency_key_t *source);
 static ngx_uint_t key_of_field(ngx_http_request_t *r,
-    ngx_http_idempotency_key_t *source);
+    ngx_http_idempotency_key_t *source, ngx_str_t *key);
 static ngx_uint_t key_repeated(ngx_http_request_t *r,
     ngx_http_idempotency_key_t *source);
 static ngx_uint_t key_of_browser(ngx_http_request_t *r,
@@ -868,7 +868,8 @@ ngx_http_idempotency_key(ngx_http_request_t *r,
         return key_missing(r, ctx->conf);
     }
 
-    ctx->body.form_key = form_type(r) && key_of_field(r, &source[i - 1]);
+    ctx->body.form_key = form_type(r)
+                         && key_of_field(r, &source[i - 1], key);
 
     return ngx_http_idempotency_key_parse(r, ctx->conf, key, &ctx->made);
 }
@@ -931,20 +932,29 @@ key_unread(ngx_http_request_t *r, ngx_http_idempotency_ctx_t *ctx,
 }
 
 
-/* whether the key is made of a field; a map's value may be made of any */
+/* whether the key is made of a field; a map's value may be made of any, or be
+   the header's */
 
 static ngx_uint_t
-key_of_field(ngx_http_request_t *r, ngx_http_idempotency_key_t *source)
+key_of_field(ngx_http_request_t *r, ngx_http_idempotency_key_t *source,
+    ngx_str_t *key)
 {
     ngx_str_t                         *name, value;
     ngx_uint_t                         i;
     ngx_array_t                       *names;
+    ngx_table_elt_t                   *h;
     ngx_http_idempotency_main_conf_t  *imcf;
 
     imcf = ngx_http_get_module_main_conf(r, ngx_http_idempotency_module);
 
     names = source->indirect ? &imcf->fields : &source->fields;
     name = names->elts;
+
+    h = ngx_http_idempotency_header_next(r, "idempotency_key", NULL);
+
+    if (source->indirect && h && ngx_idempotency_same(&h->value, key)) {
+        return 0;
+    }
 
     for (i = 0; i < names->nelts; i++) {
         if (field_value(r, &name[i], &value) == NGX_OK && value.len) {
