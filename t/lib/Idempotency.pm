@@ -598,7 +598,7 @@ sub ended {
     # a stop tries for half a second to deliver what a store has not, which on a busy
     # machine, or of one that a test has killed, may be too short: see quit.t
 
-    my @lines = grep { $_ =~ $Idempotency::bad && !/outcomes were not delivered/
+    my @lines = grep { $_ =~ $Idempotency::bad && !/outcomes (?:were not delivered|are not in)/
                        && !($self->{allow} && $_ =~ $self->{allow}) }
                 split /\n/, $self->log . $self->slurp('logs/stderr.log');
 
