@@ -106,7 +106,8 @@ typedef struct {
     ngx_uint_t                      failing;
     ngx_msec_t                      failed;
     ngx_msec_t                      probed;
-    /* when a worker last knew that a part of the backing would fail */
+    /* when a worker last knew that a part of the backing would fail, or has no
+       room for a record */
     ngx_msec_t                      unwell;
     /* it fails for want of room; the log says that there is none */
     ngx_uint_t                      was_full;

@@ -1237,7 +1237,7 @@ flushed_items(ngx_idempotency_tier_t *tier)
         ngx_idempotency_stats_add(
             tier->shm->store->counters->errors[NGX_IDEMPOTENCY_ERROR_FULL], 1);
 
-        sh->failed = ngx_current_msec;
+        sh->unwell = ngx_current_msec;
 
         if (!sh->said_full) {
             sh->said_full = 1;
@@ -1246,7 +1246,7 @@ flushed_items(ngx_idempotency_tier_t *tier)
 
     } else if (sh->said_full && sh->aside == NULL && batch->rc == NGX_OK
                && batch->wrote
-               && ngx_current_msec - sh->failed >= NGX_IDEMPOTENCY_TIER_WELL)
+               && ngx_current_msec - sh->unwell >= NGX_IDEMPOTENCY_TIER_WELL)
     {
         /* that it answers for what it knows shows no room */
 

@@ -671,3 +671,40 @@ unit_case("... never, if it is lost")
     complete(&c[1]);
     end();
 }
+
+
+/* as a file at its max_size: it answers, and has no room for a fresh claim */
+
+static void
+crammed(ngx_idempotency_batch_t *batch)
+{
+    answer(batch);
+
+    batch->items[0].result = NGX_IDEMPOTENCY_UNAVAILABLE;
+    batch->items[0].full = 1;
+}
+
+
+unit_case("no room for a claim is none for a batch no more")
+{
+    ngx_uint_t  i;
+
+    begin(0);
+
+    shm.sh->tier.failing = 1;
+    shm.sh->tier.was_full = 1;
+    shm.sh->tier.failed = ngx_current_msec;
+
+    unit_expect("is unavailable");
+    double_answers = crammed;
+
+    for (i = 0; i < 30; i++) {
+        ngx_current_msec += 100;
+        ngx_idempotency_tier_probe(&tier);
+    }
+
+    check_equal(shm.sh->tier.failing, 0);
+    check_equal(shm.sh->tier.said_full, 1);
+
+    end();
+}
