@@ -70,9 +70,6 @@ static ngx_idempotency_record_t *shm_claim_locked(ngx_idempotency_shm_t *shm,
     ngx_idempotency_claim_t *claim);
 static ngx_int_t shm_complete(ngx_idempotency_store_t *store,
     ngx_idempotency_complete_t *complete);
-static ngx_uint_t shm_leaves(ngx_idempotency_shm_t *shm,
-    ngx_idempotency_record_t *rec, ngx_idempotency_complete_t *complete,
-    ngx_idempotency_source_t *src);
 static void shm_publish(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_idempotency_complete_t *complete,
     ngx_int_t rc);
@@ -355,7 +352,10 @@ shm_complete(ngx_idempotency_store_t *store,
         rc = NGX_DECLINED;
         rec = shm_own(shm, op, complete->fence);
 
-        if (rec && (!complete->release || shm_leaves(shm, rec, complete, &src)))
+        if (rec
+            && (!complete->release
+                || (complete->size && !complete->settled
+                    && ngx_idempotency_record_awaited(rec))))
         {
             rc = ngx_idempotency_chunks_append(shm, rec, &src, op->now);
 
@@ -384,25 +384,6 @@ shm_complete(ngx_idempotency_store_t *store,
     } while (rc == NGX_AGAIN);
 
     return op->waiting ? NGX_AGAIN : NGX_OK;
-}
-
-
-/* no quota counts what is left: it must not make the zone full for others, see
-   record_make_room() */
-
-static ngx_uint_t
-shm_leaves(ngx_idempotency_shm_t *shm, ngx_idempotency_record_t *rec,
-    ngx_idempotency_complete_t *complete, ngx_idempotency_source_t *src)
-{
-    ngx_slab_pool_t  *shpool;
-
-    shpool = shm->shpool;
-
-    return complete->size && !complete->settled
-           && ngx_idempotency_record_awaited(rec)
-           && shpool->pfree
-              >= ngx_idempotency_chunks_pages(src->size - src->cur.offset)
-                 + (shpool->end - shpool->start) / ngx_pagesize / 8;
 }
 
 

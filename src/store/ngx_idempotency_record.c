@@ -242,7 +242,7 @@ static void record_enter_place(ngx_idempotency_shm_t *shm,
     ngx_idempotency_record_t *rec, ngx_msec_t now);
 static ngx_uint_t evict_some(ngx_idempotency_shm_t *shm);
 static ngx_uint_t evict_first(ngx_idempotency_shm_t *shm,
-    ngx_queue_t *queue, size_t offset);
+    ngx_queue_t *queue, size_t offset, ngx_uint_t local);
 static ngx_idempotency_quota_t *quota_look(ngx_idempotency_shm_t *shm,
     ngx_idempotency_quota_t *quota, ngx_msec_t now);
 static ngx_inline ngx_int_t tree_compare(ngx_rbtree_key_t key, u_char *digest,
@@ -1166,14 +1166,18 @@ record_make_room(ngx_idempotency_shm_t *shm, ngx_idempotency_claim_t *claim,
 }
 
 
-/* frees what has expired, else evicts the oldest response, if it may */
+/* frees what has expired, else evicts the oldest response, if it may; at last
+   what a release has left: no quota counts that, so it keeps nobody out */
 
 ngx_uint_t
 ngx_idempotency_record_free_some(ngx_idempotency_shm_t *shm, ngx_msec_t now)
 {
     return ngx_idempotency_record_expire(shm, now,
                                          NGX_IDEMPOTENCY_EVICT_EXPIRED)
-           || evict_some(shm);
+           || evict_some(shm)
+           || evict_first(shm, &shm->sh->leftovers.records,
+                          offsetof(ngx_idempotency_record_t, as.bound.expiry),
+                          1);
 }
 
 
@@ -1203,9 +1207,9 @@ evict_some(ngx_idempotency_shm_t *shm)
     }
 
     if (evict_first(shm, &shm->sh->leftovers.records,
-                    offsetof(ngx_idempotency_record_t, as.bound.expiry))
+                    offsetof(ngx_idempotency_record_t, as.bound.expiry), 0)
         || evict_first(shm, &shm->sh->kept,
-                       offsetof(ngx_idempotency_record_t, queue)))
+                       offsetof(ngx_idempotency_record_t, queue), 0))
     {
         return 1;
     }
@@ -1213,7 +1217,8 @@ evict_some(ngx_idempotency_shm_t *shm)
     for (window = &shm->sh->window; window; window = window->next) {
 
         if (evict_first(shm, &window->records,
-                        offsetof(ngx_idempotency_record_t, as.bound.expiry)))
+                        offsetof(ngx_idempotency_record_t, as.bound.expiry),
+                        0))
         {
             return 1;
         }
@@ -1223,10 +1228,12 @@ evict_some(ngx_idempotency_shm_t *shm)
 }
 
 
-/* the oldest record that the backing has leaves, if a short search finds one */
+/* the oldest record that the backing has leaves, if a short search finds one;
+   local: or one that the backing never gets */
 
 static ngx_uint_t
-evict_first(ngx_idempotency_shm_t *shm, ngx_queue_t *queue, size_t offset)
+evict_first(ngx_idempotency_shm_t *shm, ngx_queue_t *queue, size_t offset,
+    ngx_uint_t local)
 {
     ngx_uint_t                 n;
     ngx_queue_t               *q;
@@ -1242,7 +1249,7 @@ evict_first(ngx_idempotency_shm_t *shm, ngx_queue_t *queue, size_t offset)
 
         rec = (ngx_idempotency_record_t *) ((u_char *) q - offset);
 
-        if (!ngx_idempotency_record_stays(rec)) {
+        if (!ngx_idempotency_record_stays(rec) || (local && rec->local)) {
             ngx_idempotency_record_remove(shm, rec);
             return 1;
         }

@@ -470,19 +470,41 @@ file_unit_take(ngx_idempotency_thread_t *thread)
 }
 
 
-/* all that may leave memory does */
+/* all that may leave memory does, but for what releases have left */
 
 static void
 file_unit_forgets(zone_t *z)
 {
+    ngx_queue_t               *q, *next, *records, left;
+    ngx_idempotency_record_t  *rec;
+
     zone_settle(z);
 
     if (!check_equal(ngx_idempotency_shm_lock(&z->shm), NGX_OK)) {
         return;
     }
 
+    ngx_queue_init(&left);
+    records = &z->shm.sh->leftovers.records;
+
+    for (q = ngx_queue_head(records); q != records; q = next) {
+        next = ngx_queue_next(q);
+        rec = ngx_queue_data(q, ngx_idempotency_record_t, as.bound.expiry);
+
+        if (rec->local) {
+            ngx_queue_remove(q);
+            ngx_queue_insert_tail(&left, q);
+        }
+    }
+
     while (ngx_idempotency_record_free_some(&z->shm, ngx_current_msec)) {
         /* void */
+    }
+
+    while (!ngx_queue_empty(&left)) {
+        q = ngx_queue_head(&left);
+        ngx_queue_remove(q);
+        ngx_queue_insert_tail(records, q);
     }
 
     ngx_idempotency_shm_unlock(&z->shm);

@@ -191,6 +191,43 @@ unit_case("nothing is left: one of them claims")
 }
 
 
+/* the released record's own slot is enough */
+
+unit_case("left where the released record was")
+{
+    void       *slots[64];
+    ngx_uint_t  n;
+
+    open_zone(64);
+    owner(&op, 4000, WAITERS);
+    zone_occupy(&zone, 0);
+
+    n = 0;
+
+    do {
+        slots[n] = ngx_slab_alloc_locked(zone.shm.shpool,
+                                         sizeof(ngx_idempotency_record_t));
+    } while (slots[n++]);
+
+    zone_vacate(&zone);
+    zone_occupy(&zone, 1);
+
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+    wake(WAITERS);
+
+    for (n--; n; n--) {
+        ngx_slab_free_locked(zone.shm.shpool, slots[n - 1]);
+    }
+
+    zone_vacate(&zone);
+
+    served(&waiters[0], 4000);
+    served(&waiters[WAITERS - 1], 4000);
+
+    close_later(100);
+}
+
+
 /* no quota counts it, so it must not keep others out */
 
 unit_case("what is left leaves room for a new token")
@@ -208,7 +245,7 @@ unit_case("what is left leaves room for a new token")
     fresh.reserve = 8 * PAGE;
     check_equal(op_claim(&zone, &fresh), NGX_IDEMPOTENCY_CLAIMED);
 
-    /* nothing was left, and who waited is the next owner */
+    /* nothing is left any more, and who waited is the next owner */
 
     op_init(&op, 1, 1, 100);
     check_equal(op_claim(&zone, &waiters[0]), NGX_IDEMPOTENCY_CLAIMED);
@@ -216,6 +253,43 @@ unit_case("what is left leaves room for a new token")
     check_equal(op_release(&zone, &fresh), NGX_IDEMPOTENCY_OK);
     forget(1, 100);
     zone_vacate(&zone);
+    close_later(100);
+}
+
+
+/* a zone that drops old responses is always full of them */
+
+unit_case("left where old responses fill the zone")
+{
+    op_t        old;
+    ngx_uint_t  i;
+
+    double_reset();
+    zone_open(&zone, 64 * PAGE, 1);
+    ncalled = 0;
+
+    for (i = 0; i < 64; i++) {
+        op_init(&old, 10 + i, 1, 100);
+        old.reserve = PAGE;
+        check_equal(op_claim(&zone, &old), NGX_IDEMPOTENCY_CLAIMED);
+        op_respond(&old, 4000, i);
+        check_equal(op_complete(&zone, &old), NGX_IDEMPOTENCY_OK);
+    }
+
+    check(zone.shm.shpool->pfree < 8);
+
+    owner(&op, 4000, WAITERS);
+    check_equal(op_release(&zone, &op), NGX_IDEMPOTENCY_OK);
+    wake(WAITERS);
+
+    for (i = 0; i < WAITERS; i++) {
+        served(&waiters[i], 4000);
+    }
+
+    for (i = 0; i < 64; i++) {
+        forget(10 + i, 100);
+    }
+
     close_later(100);
 }
 

@@ -82,12 +82,14 @@ typedef struct {
     uint32_t                    sequence;
     uint64_t                    fence;
     ngx_uint_t                  token;
+    ngx_uint_t                  print;
     ngx_uint_t                  status;
     ngx_msec_t                  ends;
     size_t                      size;
     uint64_t                    seed;
     ngx_uint_t                  replays;
     ngx_uint_t                  serial;
+    ngx_uint_t                  there;
 } left_t;
 
 
@@ -341,7 +343,8 @@ orphan(token_t *t)
 }
 
 
-/* what was evicted: the oldest, and only for want of memory */
+/* what was evicted: the oldest, and only for want of memory; if responses stay,
+   only what was left */
 
 static void
 sync_kept(ngx_uint_t allowed)
@@ -404,6 +407,7 @@ sync_kept(ngx_uint_t allowed)
             }
 
             check_equal(rec->size, l->size);
+            l->there = 1;
             at = l->serial;
 
         } else {
@@ -436,14 +440,14 @@ sync_kept(ngx_uint_t allowed)
             continue;
         }
 
-        if (first && l->serial >= first) {
+        if (l->there) {
+            l->there = 0;
             n--;
             continue;
         }
 
         check(allowed);
         l->sequence = 0;
-        seen_evicted++;
     }
 
     for (i = 0; i < TOKENS; i++) {
@@ -458,7 +462,7 @@ sync_kept(ngx_uint_t allowed)
             continue;
         }
 
-        if (!check(allowed)) {
+        if (!check(allowed && zone.shm.evict)) {
             fail("a response went early", i);
         }
 
@@ -659,9 +663,10 @@ claim_as(ngx_uint_t slot, op_t *op, ngx_uint_t token,
 
     l = left_by(waited);
 
-    /* a zone that is made anew may give the number of a question once more */
+    /* a zone that is made anew may give the number of a question once more; and
+       who asks for something else has no part in it */
 
-    if (l && l->token != token) {
+    if (l && (l->token != token || l->print != print)) {
         l = NULL;
     }
 
@@ -715,7 +720,7 @@ claim_as(ngx_uint_t slot, op_t *op, ngx_uint_t token,
             return;
         }
 
-        evict = (zone.shm.evict && pfree < need);
+        evict = (pfree < need);
 
         if (result == NGX_IDEMPOTENCY_UNAVAILABLE) {
             sync_kept(evict);
@@ -976,7 +981,7 @@ step_complete(void)
 
     publish(t, outcome, status, size, seed);
     must_wake(t);
-    sync_kept(zone.shm.evict && pfree < pages);
+    sync_kept(pfree < pages);
 }
 
 
@@ -1007,7 +1012,7 @@ remember_left(claim_t *c, op_t *op, size_t size,
             fail("no response was left", c->token);
         }
 
-        sync_kept(zone.shm.evict);
+        sync_kept(1);
         return;
     }
 
@@ -1026,6 +1031,7 @@ remember_left(claim_t *c, op_t *op, size_t size,
     l->sequence = rec->sequence;
     l->fence = c->fence;
     l->token = c->token;
+    l->print = tokens[c->token].print;
     l->status = op->status;
     l->ends = now + NGX_IDEMPOTENCY_SHM_LEFTOVER;
     l->size = size;
@@ -1033,7 +1039,7 @@ remember_left(claim_t *c, op_t *op, size_t size,
     l->replays = 0;
     l->serial = ++serial;
 
-    sync_kept(zone.shm.evict && full);
+    sync_kept(full);
     seen_left++;
 }
 
@@ -1046,7 +1052,7 @@ step_release(void)
     claim_t    *c;
     token_t    *t;
     uint64_t    seed;
-    ngx_uint_t  result, pfree, limit, leave;
+    ngx_uint_t  result, pfree, leave;
 
     c = some_claim();
     if (c == NULL) {
@@ -1068,8 +1074,6 @@ step_release(void)
              && t->outcome == NGX_IDEMPOTENCY_PENDING
              && (t->waiting.bits[0] | t->waiting.bits[1]));
 
-    limit = (zone.shm.shpool->end - zone.shm.shpool->start) / ngx_pagesize / 8;
-
     double_become(c->slot);
     pfree = zone.shm.shpool->pfree;
     result = op_release(&zone, &op);
@@ -1079,8 +1083,7 @@ step_release(void)
 
     if (leave) {
         remember_left(c, &op, size, seed,
-                      pfree < ngx_idempotency_chunks_pages(size) + limit
-                              + t->taken);
+                      pfree < ngx_idempotency_chunks_pages(size) + t->taken);
     }
 
     if (!owns(c) || unheard(t, result)) {
