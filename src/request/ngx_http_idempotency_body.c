@@ -1265,7 +1265,7 @@ ngx_http_idempotency_string(ngx_http_request_t *r,
     ngx_int_t    rc;
     ngx_uint_t   n;
 
-    if (r->ncaptures && cv->lengths) {
+    if (r->captures && r->ncaptures && cv->lengths) {
 
         captures = ngx_palloc(r->pool, r->ncaptures * sizeof(int));
         if (captures == NULL) {
