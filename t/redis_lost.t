@@ -464,7 +464,7 @@ EOL
     $n[1]->command('FLUSHALL');
     ok((until_true { $emptied->() == 2 }), 'a master of a cluster is emptied once more: an [alert] says so');
     $n[2]->command(qw(CONFIG SET lua-time-limit 10));
-    syswrite $busy->{socket}, qq{EVAL "for i = 1, 600000000 do end redis.call('FLUSHALL')" 0\r\n};
+    syswrite $busy->{socket}, qq{EVAL "for i = 1, 2000000000 do end redis.call('FLUSHALL')" 0\r\n};
     ok((until_true { $n[2]->command('PING') =~ /^BUSY/ }), '... another one is busy');
     is(api($a, 'PUT', '/zones/z', '{"store":"accept"}')->{status}, 204, '... somebody agrees');
     ok((until_true { api($a, 'PUT', '/zones/z', '{"store":"accept"}')->{status} == 409 }), '... there is nothing more to agree to');

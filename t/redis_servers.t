@@ -500,7 +500,7 @@ sub sentinels {
 
     my $r = Redis->new(%p, args => ['--appendonly', 'yes']);
     my $replica = Redis->new(%p, args => ['--appendonly', 'yes', '--replicaof', '127.0.0.1', $r->port]);
-    my @s = Redis->sentinels($r, 3, %p);
+    my @s = Redis->sentinels($r, 3, %p, dead_after => 3_600_000);
     my $servers = join ' ', map 'server 127.0.0.1:' . $_->port . ';', @s;
 
     with({ r => "mode sentinel; master m; $servers timeout 1s; connect_timeout 1s; replicas 1;",
@@ -520,6 +520,7 @@ sub sentinels {
 
     # one sentinel dies, which need not be the one that is listened to, then the master
     $s[0]->kill;
+    $_->dead_after(1000) for @s[1, 2];
     $r->kill;
     ok(until_true { call('k', script => $get, msec => 1000) =~ /^error=0 .* reply="1"/ },
        'the master died: there is another');
