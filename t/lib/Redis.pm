@@ -253,7 +253,12 @@ sub leads {
         return 0 if keys %said > 1;
 
         if ($said{$self->port}) {
-            return ($self->info('role') // '') eq 'master' && (!$other->pid || $follows->($self, $other));
+            my $role = $self->info('role') // '';
+
+            # a sentinel that had not heard of it yet made it a replica again
+            $self->command(qw(REPLICAOF NO ONE)) if $role eq 'slave';
+
+            return $role eq 'master' && (!$other->pid || $follows->($self, $other));
         }
 
         if ($other->pid && $follows->($other, $self)) {
