@@ -1251,8 +1251,8 @@ ngx_http_idempotency_value(ngx_http_request_t *r,
 }
 
 
-/* A map's regular expression replaces the request's captures, with which the
-   location may yet name what to execute: they stay those of the location. */
+/* A map's regular expression replaces the request's captures.  The location may
+   still need its own, as in proxy_pass with $1: they are put back. */
 
 ngx_int_t
 ngx_http_idempotency_string(ngx_http_request_t *r,

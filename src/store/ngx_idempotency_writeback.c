@@ -60,8 +60,8 @@
  * ALL: how long other workers take to notice that they quit, too.  COME: how
  * long the workers of a reload take to start.  QUIT: how long it stays at most,
  * without worker_shutdown_timeout.  TERM: how long it tries if it has to end at
- * once, for all zones together; LEAST: for each one at least; TURN: how often it
- * looks then.
+ * once, for all zones together; LEAST: for each zone at least; TURN: how often
+ * it looks then.
  */
 
 #define NGX_IDEMPOTENCY_TIER_STAY       50
@@ -1426,7 +1426,7 @@ tier_watch_handler(ngx_event_t *ev)
 
 
 /* True if this worker is the one of the zone that watches the backing: a worker
-   that has the backing, as soon as there is one, and none that quits, as long as
+   that has the backing, as soon as there is one, and none that quits, while
    others serve. */
 
 static ngx_uint_t

@@ -1415,8 +1415,8 @@ stamp_right(redis_zone_t *redis, ngx_idempotency_tier_stamp_t *s,
 }
 
 
-/* what is to be logged: it is refused (OTHER), or we go on with it, as the block
-   says (DIFFERS); 0: nothing, or not yet */
+/* what is to be logged: the Redis is refused (OTHER), or used all the same, as
+   the block says (DIFFERS); 0: nothing, or not yet */
 
 static ngx_uint_t
 stamp_wrong(redis_zone_t *redis, ngx_idempotency_tier_stamp_t *s,
